@@ -1,0 +1,1 @@
+"""Lossless parallel decoding: drafts, one cached forward, greedy verification, rollback."""

@@ -1,0 +1,70 @@
+"""One forward against a KV cache, and its rollback: the only place that touches a cache. Knows nothing about drafts."""
+
+from __future__ import annotations
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+
+class CachedForward:
+    """A model and the cache of what it has read so far. Not for training: call under torch.inference_mode()."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises ValueError for a model whose cache cannot be rolled back token by token (sliding window, linear attention)."""
+        self.model = model
+        self.cache = DynamicCache(config=model.config)
+        odd = sorted({type(layer).__name__ for layer in self.cache.layers if type(layer) is not DynamicLayer})
+        if odd:
+            raise ValueError(
+                f"{model.config.model_type}: its cache uses {', '.join(odd)}, which cannot be rolled back exactly; "
+                "only full-attention layers are supported (set use_sliding_window=false if the checkpoint allows it)"
+            )
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache, padding included."""
+        return self.cache.get_seq_length()
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        keep: int | torch.Tensor = 0,
+        position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Feed input_ids [B, q]; returns logits [B, k, V] of the last `keep` inputs, of the given indices, or of all (0).
+
+        attention_mask is what transformers takes: [B, length+q] of 0/1, or a prepared 4D mask (see `model_mask`).
+        """
+        return self.model(
+            input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, cache=self.cache, use_cache=True, logits_to_keep=keep
+        ).logits
+
+    def rollback(self, length: int) -> None:
+        """Forget everything read after the first `length` tokens. Raises ValueError outside 0..current length."""
+        current = self.length
+        if not 0 <= length <= current:
+            raise ValueError(f"cannot roll a cache of {current} tokens back to {length}")
+        if length < current:
+            self.cache.crop(length - current)
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """Keep only these batch rows, long [b], in this order."""
+        self.cache.batch_select_indices(rows)
+
+
+def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:
+    """The 4D mask a model's attention takes for `visible`, bool [B, 1, q, k], True = attend.
+
+    sdpa takes it as it is; eager adds it to the scores and is silently wrong with booleans. Raises ValueError for an attention
+    implementation that takes no mask.
+    """
+    implementation = model.config._attn_implementation
+    if implementation == "sdpa":
+        return visible
+    if implementation == "eager":
+        lowest = max(torch.finfo(model.dtype).min, torch.finfo(torch.float32).min)  # eager's softmax runs in fp32
+        return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, lowest)
+    raise ValueError(f"attn_implementation={implementation!r} takes no dense mask; load the model with attn_implementation='sdpa'")

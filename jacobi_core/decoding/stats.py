@@ -1,0 +1,42 @@
+"""What a decoding run did, in the field's terms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class DecodingStats:
+    """Counts of one generation; the first forward (prompt + first draft) is counted."""
+
+    committed_per_forward: list[int] = field(default_factory=list)
+    stop_reason: str = ""  # "eos" or "length"
+
+    @property
+    def forwards(self) -> int:
+        return len(self.committed_per_forward)
+
+    @property
+    def tokens(self) -> int:
+        """Returned tokens, EOS included."""
+        return sum(self.committed_per_forward)
+
+    @property
+    def tpf(self) -> float:
+        """Tokens per forward."""
+        return self.tokens / self.forwards
+
+    def histogram(self) -> dict[int, int]:
+        """How many forwards committed k tokens, by k."""
+        return dict(sorted(Counter(self.committed_per_forward).items()))
+
+
+@dataclass
+class Generation:
+    """new_tokens: long [t] on the CPU, EOS included where the text ended with one."""
+
+    new_tokens: torch.Tensor
+    stats: DecodingStats

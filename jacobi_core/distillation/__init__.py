@@ -1,0 +1,1 @@
+"""Progressive distillation: noise schedule -> packed noisy/clean rows -> noise-aware causal attention -> losses."""

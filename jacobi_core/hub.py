@@ -1,0 +1,38 @@
+"""Loading a causal language model, and saving one as a plain Hugging Face checkpoint. No training, no decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+def default_device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(path: str | Path, *, dtype: str = "float32", device: torch.device | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A checkpoint folder as a model in eval mode, attention `sdpa` (it takes our masks). Safetensors only."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=trust_remote_code, use_safetensors=True
+    )
+    return model.to(device or default_device()).eval()
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
+def empty_model(path: str | Path, *, dtype: str = "float32", trust_remote_code: bool = False) -> PreTrainedModel:
+    """A model of the checkpoint's architecture with untrained weights, to load trained ones into."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+
+
+def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, *, generation_config: GenerationConfig) -> None:
+    """A plain checkpoint (safetensors, ties kept) that `from_pretrained` reloads bit-equal."""
+    model.generation_config = generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

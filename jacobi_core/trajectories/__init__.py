@@ -1,0 +1,1 @@
+"""Jacobi trajectories: what they are, and how they are collected for many answers at once."""

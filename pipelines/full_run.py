@@ -1,0 +1,124 @@
+"""`python -m pipelines.full_run [experiment=NAME] [overrides]`: the whole method, from prompts to report.
+
+    dry_run=true          print the stage table (cached / to run) and stop
+    until=STAGE           run that stage and what it needs
+    force=[STAGE,...]     recompute these stages
+    -m noise_schedule=linear,random,reverse     a sweep: one pipeline per value, sharing every stage that does not depend on it
+
+Exit codes: 0 done, 1 a stage failed, 2 the config or input is wrong (one line says what), 130 / 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from pipelines import schema
+from pipelines.dag import PlannedStage, execute, plan
+from pipelines.schema import PipelineConfig
+from pipelines.stages import build_graph
+from pipelines.store import Store, plain
+from pipelines.tracking import SweepInfo, Tracker, sqlite_uri, ui_command
+from tasks.artifacts import read_json
+from tasks.report import render_table
+from tasks.stage import UserError
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, who say them in one line
+    schema.register()
+    try:
+        _hydra_main()
+    except UserError as error:
+        return _refuse(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        return _refuse(_one_line(error))
+    except OSError as error:  # Hydra makes its run folder before we are asked
+        if error.filename is None:
+            raise
+        return _refuse(f"paths.outputs: {error.filename}: {error.strerror}; choose a writable folder")
+    return 0
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+def _hydra_main(composed: DictConfig) -> None:
+    run(schema.build(composed))
+
+
+def run(config: PipelineConfig) -> None:
+    """One pipeline run inside a Hydra job."""
+    hydra_config = HydraConfig.get()
+    outputs = Path(config.paths.outputs).expanduser().resolve()
+    store = Store(Path(config.paths.store))
+    graph = build_graph(config, identity_cache=store.root)
+    if config.until:
+        graph = graph.until(config.until)
+    planned = plan(graph, store, config.force)
+    print(stage_table(planned), flush=True)
+    if config.dry_run:
+        return
+    uri = config.paths.tracking_uri or sqlite_uri(outputs)
+    sweep = None
+    if hydra_config.mode is RunMode.MULTIRUN:
+        directory = Path(hydra_config.sweep.dir).resolve()
+        sweep = SweepInfo(directory, f"sweep {directory.name}", list(hydra_config.overrides.task))
+    with Tracker.start(tracking_uri=uri, experiment="jacobi-forcing", run_name=config.name, config=plain(asdict(config)), sweep=sweep) as tracker:
+        execute(planned, store, tracker, config.cluster, trust_remote_code=config.model.trust_remote_code)
+        if graph.stages[-1].kind == "report":
+            _publish(config, planned[-1].folder, Path(hydra_config.runtime.output_dir), tracker, uri)
+
+
+def stage_table(planned: list[PlannedStage]) -> str:
+    """What will run and what is already there, one line per stage."""
+    width = max(len(p.stage.id) for p in planned)
+    rows = [f"{p.stage.id:<{width}}  {'cached' if p.cached else 'to run':<7} {p.fingerprint}" for p in planned]
+    return "\n".join([f"{'stage':<{width}}  {'state':<7} fingerprint", *rows])
+
+
+def _publish(config: PipelineConfig, report: Path, output_dir: Path, tracker: Tracker, uri: str) -> None:
+    """Copies the report beside the run's log, into MLflow and where the user asked; prints the table and where things are."""
+    for name in ("results.json", "results.md", "report.html"):
+        shutil.copy(report / name, output_dir / name)
+        tracker.log_artifact(report / name, "report")
+    results = output_dir / "results.json"
+    if config.paths.results:
+        copy = Path(config.paths.results)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(results, copy)
+    print(f"\n{render_table(read_json(results)['rows'])}\n")
+    print(f"report:    {output_dir / 'report.html'}")
+    print(f"MLflow UI: {ui_command(uri)}")
+    print(f"results:   {results}", flush=True)
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _one_line(error: BaseException) -> str:
+    """The innermost message of a config error, with the nearest known keys where a key is unknown."""
+    cause = error
+    while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
+        cause = cause.__cause__
+    text = str(error).splitlines()[0]
+    detail = str(cause).splitlines()[0]
+    key = getattr(cause, "full_key", None)
+    return " - ".join(dict.fromkeys(part for part in (text, detail, f"key {key}" if key else None) if part))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The configuration of a pipeline: structured, so that Hydra refuses unknown keys, and checked as a whole before anything runs.
+
+Defaults live in the stages' own dataclasses; this file only puts them together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleKind, ScheduleShape
+from tasks.base_model.stage import BaseModelConfig
+from tasks.cluster import check_workers
+from tasks.distill.config import DistillConfig
+from tasks.distill.data import check_divides
+from tasks.evaluate import EvaluateConfig
+from tasks.generate_trajectories import GenerateTrajectoriesConfig, TrajectorySettings
+from tasks.pack_sequences import PackSettings
+from tasks.prepare_prompts import PromptSettings
+from tasks.stage import ClusterConfig, UserError
+
+
+class Baseline(str, Enum):
+    """Branches trained beside the rounds, on round 1's trajectories and as many packed tokens as all rounds together."""
+
+    cllm = "cllm"  # window 1, random schedule: every noisy block conditions on clean text only
+
+
+@dataclass
+class PathsConfig:
+    """Where things are written. Relative paths start at the working directory."""
+
+    outputs: str = "outputs"  # run folders
+    store: str = "outputs/store"  # finished stages, shared by all runs
+    tracking_uri: str | None = None  # of MLflow; none: a sqlite database in `outputs`
+    results: str | None = None  # where a copy of results.json goes
+
+
+@dataclass
+class RoundConfig:
+    """One round of progressive distillation. What is left empty is taken from the groups that all rounds share."""
+
+    block_size: int = GenerateTrajectoriesConfig.block_size  # n of its trajectories
+    window: int = NoiseSchedule.window  # w, in blocks
+    noise_schedule: ScheduleKind | None = None
+    t_min: float | None = None
+    t_max: float | None = None
+    learning_rate: float | None = None
+    epochs: float | None = None
+    max_steps: int | None = None
+    prompts: int | None = None
+
+
+@dataclass
+class ModelConfig(BaseModelConfig):
+    trust_remote_code: bool = False  # may the checkpoint bring its own Python code?
+
+
+@dataclass
+class PipelineConfig:
+    """Everything `python -m pipelines.full_run` takes."""
+
+    name: str = "unnamed"  # in results.json and as MLflow's run name
+    seed: int = 0  # of everything drawn at random; single seeds can be set beside what they seed
+    data: PromptSettings = field(default_factory=PromptSettings)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    noise_schedule: ScheduleKind = NoiseSchedule.kind
+    schedule: ScheduleShape = field(default_factory=ScheduleShape)
+    rounds: list[RoundConfig] = field(default_factory=lambda: [RoundConfig(block_size=16, window=16), RoundConfig(block_size=32, window=8)])
+    baselines: list[Baseline] = field(default_factory=lambda: [Baseline.cllm])
+    trajectories: TrajectorySettings = field(default_factory=TrajectorySettings)
+    pack: PackSettings = field(default_factory=PackSettings)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    dry_run: bool = False  # print the stage table and stop
+    until: str | None = None  # last stage to run, with all it needs
+    force: list[str] = field(default_factory=list)  # stages to recompute
+
+
+def register() -> None:
+    """Makes the schema known to Hydra as `pipeline_schema`."""
+    ConfigStore.instance().store(name="pipeline_schema", node=PipelineConfig)
+
+
+def build(composed: DictConfig) -> PipelineConfig:
+    """The composed config as dataclasses, checked. Raises UserError naming the field."""
+    plain = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
+    typed = OmegaConf.merge(OmegaConf.structured(PipelineConfig), plain)
+    sections = {}
+    for f in dataclasses.fields(PipelineConfig):  # one by one, so that an error can say where it is
+        try:
+            value = typed[f.name]
+            sections[f.name] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            raise UserError(f"{getattr(error, 'full_key', None) or f.name}: {str(error).splitlines()[0]}") from error
+        except ValueError as error:
+            raise UserError(f"{f.name}: {error}") from error
+    config = PipelineConfig(**sections)
+    check(config)
+    return config
+
+
+def check(config: PipelineConfig) -> None:
+    """What no single section can know."""
+    if not config.rounds:
+        raise UserError("rounds: at least one round is needed")
+    for i, round_ in enumerate(config.rounds):
+        for name in ("block_size", "window"):
+            if getattr(round_, name) < 1:
+                raise UserError(f"rounds[{i}].{name} must be at least 1, got {getattr(round_, name)}")
+    check_workers(config.cluster)
+    check_divides(config.distill, config.cluster.workers)
+    if config.data.source.value in ("minicode", "minicode_long", "human_eval") and not config.evaluate.sandbox.allow_code_execution:
+        raise UserError(
+            f"evaluate.sandbox.allow_code_execution is false, and data.source={config.data.source.value} is scored by running generated code; "
+            "set it to true to run it in the sandbox"
+        )
+    if config.model.path is None and config.data.source.value not in ("minicode", "minicode_long"):
+        raise UserError("model.path is missing: only data.source=minicode can pretrain its own base; name a folder, hub id or GGUF file")

@@ -1,0 +1,125 @@
+"""The whole method on one page: config -> stage graph. Wiring only; what a stage does is in tasks/."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleKind
+from pipelines.dag import Graph, Stage
+from pipelines.schema import Baseline, PipelineConfig, RoundConfig
+from tasks.base_model.stage import BaseModelConfig
+from tasks.distill.config import DistillConfig
+from tasks.export_model import ExportConfig
+from tasks.generate_trajectories import GenerateTrajectoriesConfig
+from tasks.pack_sequences import PackConfig
+from tasks.prepare_prompts import PreparePromptsConfig, Source
+from tasks.problem_sets.human_eval import packaged_file
+from tasks.report import ReportConfig
+from tasks.stage import UserError
+
+
+def build_graph(config: PipelineConfig, *, identity_cache: Path) -> Graph:
+    """All stages of a run. Reads external inputs (model, prompt file) to identify them: raises UserError where they are missing."""
+    return Graph(_stages(config, identity_cache))
+
+
+def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
+    model = _model_identity(config, identity_cache)
+    prompts = PreparePromptsConfig(**_fields(config.data), tokenizer=config.model.path)
+    yield Stage("prompts", "prompts", 1, "tasks.prepare_prompts:run", prompts, external={"data": _data_identity(config), "tokenizer": model})
+    base = BaseModelConfig(**{k: v for k, v in _fields(config.model).items() if k != "trust_remote_code"})
+    yield Stage("base", "base", 1, "tasks.base_model.stage:run", base, inputs={"prompts": "prompts"}, external={"model": model})
+    yield _evaluate(config, "base", model="base")
+
+    started_from = "base"
+    for number, round_ in enumerate(config.rounds, start=1):
+        name = f"round{number}"
+        yield _trajectories(config, name, round_, model=started_from)
+        yield _pack(config, name, _schedule(config, round_), trajectories=f"{name}/trajectories")
+        yield _distill(name, _round_distill(config, round_), model=started_from)
+        yield _export(config, name, round_.block_size, model=started_from)
+        yield _evaluate(config, name, model=f"{name}/export")
+        started_from = f"{name}/export"
+
+    rounds = [f"round{i + 1}" for i in range(len(config.rounds))]
+    if Baseline.cllm in config.baselines:
+        first = config.rounds[0]
+        schedule = dataclasses.replace(_schedule(config, first), kind=ScheduleKind.random, window=1, t_min=0.0, t_max=1.0)
+        yield _pack(config, "cllm", schedule, trajectories="round1/trajectories")
+        budget = {f"budget/{name}": f"{name}/distill" for name in rounds}
+        yield _distill("cllm", dataclasses.replace(_round_distill(config, first), max_steps=None), model="base", more_inputs=budget)
+        yield _export(config, "cllm", first.block_size, model="base")
+        yield _evaluate(config, "cllm", model="cllm/export")
+
+    trained = [*rounds, *(b.value for b in config.baselines)]
+    inputs = {f"evaluate/{name}": f"{name}/evaluate" for name in ["base", *trained]}
+    inputs |= {f"distill/{name}": f"{name}/distill" for name in trained}
+    yield Stage("report", "report", 1, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": f"{rounds[-1]}/export"})
+
+
+def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, model: str) -> Stage:
+    settings = GenerateTrajectoriesConfig(**_fields(config.trajectories), block_size=round_.block_size)
+    settings = dataclasses.replace(settings, **_given(prompts=round_.prompts))
+    inputs = {"prompts": "prompts", "model": model}
+    return Stage(f"{name}/trajectories", "trajectories", 1, "tasks.generate_trajectories:run", settings, inputs=inputs, resumable=True)
+
+
+def _pack(config: PipelineConfig, name: str, schedule: NoiseSchedule, *, trajectories: str) -> Stage:
+    settings = PackConfig(**_fields(config.pack), schedule=schedule)
+    return Stage(f"{name}/pack", "pack", 1, "tasks.pack_sequences:run", settings, inputs={"trajectories": trajectories})
+
+
+def _distill(name: str, settings: DistillConfig, *, model: str, more_inputs: dict[str, str] | None = None) -> Stage:
+    inputs = {"packed": f"{name}/pack", "model": model, **(more_inputs or {})}
+    return Stage(f"{name}/distill", "distill", 1, "tasks.distill.stage:run", settings, inputs=inputs, resumable=True)
+
+
+def _export(config: PipelineConfig, name: str, block_size: int, *, model: str) -> Stage:
+    settings = ExportConfig(name=name, block_size=block_size, dtype=config.distill.dtype)
+    return Stage(f"{name}/export", "export", 1, "tasks.export_model:run", settings, inputs={"model": model, "checkpoint": f"{name}/distill"})
+
+
+def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Stage:
+    return Stage(f"{name}/evaluate", "evaluate", 1, "tasks.evaluate:run", config.evaluate, inputs={"prompts": "prompts", "model": model})
+
+
+def _schedule(config: PipelineConfig, round_: RoundConfig) -> NoiseSchedule:
+    schedule = NoiseSchedule(**_fields(config.schedule), kind=round_.noise_schedule or config.noise_schedule, window=round_.window)
+    return dataclasses.replace(schedule, **_given(t_min=round_.t_min, t_max=round_.t_max))
+
+
+def _round_distill(config: PipelineConfig, round_: RoundConfig) -> DistillConfig:
+    given = _given(learning_rate=round_.learning_rate, epochs=round_.epochs, max_steps=round_.max_steps)
+    return dataclasses.replace(config.distill, **given)
+
+
+def _fields(settings: Any) -> dict[str, Any]:
+    return {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _model_identity(config: PipelineConfig, cache: Path) -> dict[str, Any]:
+    if config.model.path is None:
+        return asdict(config.model.pretrain)
+    from tasks.base_model.model_source import model_identity
+
+    return model_identity(config.model.path, cache_dir=cache)
+
+
+def _data_identity(config: PipelineConfig) -> dict[str, Any]:
+    """Content of what the prompts are read from; generated problems are named by their settings."""
+    if config.data.source in (Source.human_eval, Source.file):
+        path = Path(config.data.path) if config.data.path else packaged_file()
+        try:
+            return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        except OSError as error:
+            raise UserError(f"data.path={path}: cannot be read ({error.strerror}); name a file of prompts") from error
+    return {}

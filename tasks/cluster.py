@@ -1,0 +1,48 @@
+"""Starting Ray for a stage, and refusing at once what a cluster can never place. Knows nothing about any one stage."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from tasks.stage import ClusterConfig, UserError
+
+
+def check_workers(cluster: ClusterConfig) -> None:
+    """Arithmetic only, for a local cluster; raises UserError naming the field. An existing cluster is asked by start_ray."""
+    for name in ("workers", "threads_per_worker", "num_cpus"):
+        if getattr(cluster, name) < 1:
+            raise UserError(f"cluster.{name} must be at least 1, got {getattr(cluster, name)}")
+    if cluster.address is None:
+        _check_fits(cluster, {"CPU": cluster.num_cpus})
+
+
+def _check_fits(cluster: ClusterConfig, available: dict[str, float]) -> None:
+    # one CPU stays free: Ray Data's readers and Ray Train's controller need it, and wait for ever otherwise
+    for resource, each, spare in (("CPU", cluster.cpus_per_worker, 1), ("GPU", cluster.gpus_per_worker, 0)):
+        needed = cluster.workers * each + spare
+        if each and needed > available.get(resource, 0) and not (resource == "GPU" and cluster.address is None and "GPU" not in available):
+            raise UserError(
+                f"cluster.workers={cluster.workers} needs {needed:g} {resource}s ({each:g} per worker{', 1 spare' if spare else ''}), "
+                f"the cluster has {available.get(resource, 0):g}: lower cluster.workers or enlarge the cluster (cluster.num_cpus when local)"
+            )
+
+
+def start_ray(cluster: ClusterConfig) -> None:
+    """Connect to cluster.address or start a local Ray; does nothing when Ray already runs. Raises UserError where work cannot be placed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if not ray.is_initialized():
+        local: dict[str, Any] = {} if cluster.address else {"num_cpus": cluster.num_cpus, "include_dashboard": False}
+        ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=True, runtime_env={"env_vars": worker_env(cluster)}, **local)
+        data = ray.data.DataContext.get_current()
+        data.enable_progress_bars = False  # stages print one line of their own
+    _check_fits(cluster, ray.cluster_resources())
+
+
+def worker_env(cluster: ClusterConfig) -> dict[str, str]:
+    """Environment of every worker process: threads are fixed before torch is imported, or two workers fight for the cores."""
+    return {"OMP_NUM_THREADS": str(cluster.threads_per_worker), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}

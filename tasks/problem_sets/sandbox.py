@@ -1,0 +1,285 @@
+"""Runs untrusted generated code: one short-lived, confined subprocess per program, a verdict back.
+
+A program is Python source whose last lines assert. It passes only when a random nonce comes back through a private channel, which the
+child reads and returns after the last line has run: `sys.exit(0)`, `os._exit(0)` or printing "passed" in the middle cannot pass.
+
+Protections: own session, private temporary folder, empty environment, no stdin, capped output, wall clock, and limits on CPU time,
+memory, file size, processes, open files and cores. Started by root, a program runs as an unprivileged user of its own, so limits bind and
+nothing of it can survive. Where the kernel allows user namespaces, it also has no network, a process namespace and a read-only file system.
+`protections` tells what is active on this host.
+
+Limits, honestly: tests and tested code share one interpreter, so code written to deceive *this* sandbox (walk the stack, read the channel,
+return objects that equal everything) can pass; readable files stay readable; a kernel bug is not stopped. It is meant for the mistakes of
+a language model, not for an attacker. It does not know problems or prompts: see scoring.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.stage import UserError
+
+PRIVATE_UIDS = range(50_000, 60_000)  # no distribution hands these out, and containers map them
+NO_GROUP = 65_534
+CHILD = Path(__file__).with_name("sandbox_child.py")
+
+
+@dataclass
+class SandboxConfig:
+    """How generated code is run. Nothing runs before `allow_code_execution` says so."""
+
+    allow_code_execution: bool = False  # opt-in: executing model output is a risk only the user can take
+    timeout_s: float = 10.0  # wall clock of one program
+    cpu_s: int = 10  # CPU seconds of one process of the program
+    memory_mb: int = 512  # address space of one process
+    file_mb: int = 16  # largest file, and all files together where the file system is read-only
+    processes: int = 1  # processes and threads, the program itself included
+    max_output_kb: int = 16  # kept of stdout and stderr together; the rest is read and dropped
+    workers: int = 2  # programs that run at once
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "cpu_s", "memory_mb", "file_mb", "processes", "max_output_kb", "workers"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"sandbox.{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class SandboxResult:
+    """The verdict on one program."""
+
+    passed: bool
+    reason: str  # passed | failed | exited (before its tests ended) | timeout | memory | killed | no_completion (given by scoring)
+    detail: str  # what went wrong, for a person; the end of the output where the program died without a word
+
+
+def run_program(source: str, config: SandboxConfig) -> SandboxResult:
+    """Runs `source` and waits for it.
+
+    Raises:
+        UserError: execution is not allowed by `config`, or this host refuses a required protection.
+    """
+    result, _ = _run(source, config)
+    return result
+
+
+def run_many(sources: list[str], config: SandboxConfig) -> list[SandboxResult]:
+    """`run_program` over `sources`, `config.workers` at a time; results in the order of `sources`."""
+    with ThreadPoolExecutor(config.workers) as pool:
+        return list(pool.map(lambda source: run_program(source, config), sources))
+
+
+def protections(config: SandboxConfig) -> list[str]:
+    """What confines a program on this host, found out by running an empty one; what is missing is listed as 'missing: ...'."""
+    _, active = _run("", config)
+    if _started_by_root():
+        user = "user: an unprivileged uid of its own per program, no groups; survivors are found and killed by it"
+    else:
+        user = "missing: user of its own (only root can give one), what this user can read is readable"
+    optional = {
+        "network": ("network: none (own network namespace)", "network namespace, a program can reach the network"),
+        "processes": ("processes: own process namespace, ended as a whole", "process namespace, a program sees others and can signal its user's"),
+        "files": (
+            f"files: read-only but for a temporary folder of {config.file_mb} MB",
+            "read-only file system, what its user can write is writable",
+        ),
+        "no_new_privileges": ("privileges: none can be gained (no_new_privs)", "no_new_privs, setuid programs can be started"),
+    }
+    return [
+        "subprocess: own session, empty environment, closed stdin, capped output, temporary folder",
+        f"limits: {config.timeout_s:g} s wall, {config.cpu_s} s CPU, {config.memory_mb} MB memory, {config.file_mb} MB files, "
+        f"{config.processes} process(es), 64 open files, no cores",
+        user,
+        *(present if name in active else f"missing: {absent}" for name, (present, absent) in optional.items()),
+        f"interpreter: {_interpreter(_started_by_root())}",
+    ]
+
+
+def _run(source: str, config: SandboxConfig) -> tuple[SandboxResult, list[str]]:
+    if not config.allow_code_execution:
+        raise UserError("sandbox.allow_code_execution is false: set it to true to let generated code run on this machine")
+    python = _interpreter(_started_by_root())
+    nonce = secrets.token_hex(16).encode()
+    with _private_uid() as uid, tempfile.TemporaryFile() as job, contextlib.ExitStack() as cleanup:
+        folder = tempfile.mkdtemp(prefix="sandbox-")
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        if uid is not None:
+            os.chown(folder, uid, NO_GROUP)
+        limits = {name: getattr(config, name) for name in ("cpu_s", "memory_mb", "file_mb", "processes")}
+        # A file, not a pipe: a long program cannot block the writer.
+        job.write(json.dumps({"source": source, "uid": uid, **limits}).encode())
+        job.seek(0)
+        ours, theirs = socket.socketpair()
+        cleanup.enter_context(ours)
+        ours.sendall(nonce)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [python, "-s", "-S", "-B", "-c", CHILD.read_text(), str(theirs.fileno())],
+                    stdin=job,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    cwd=folder,
+                    env=_environment(folder),
+                    **_user(uid),
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UserError(f"sandbox: no confined process could be started ({error}); run where uids can be changed") from error
+        try:
+            channel, output, timed_out = _watch(process, ours, config)
+        finally:
+            _kill(process, uid)
+            process.stdout.close()
+    ready, complete, verdict = channel.partition(b"\n")
+    # Only what was said before the program ran may refuse; after that the channel is in untrusted hands.
+    setup = json.loads(ready) if complete else {"error": f"the child ended early: {output.decode(errors='replace')[-300:].strip()}"}
+    if "error" in setup and not timed_out:
+        raise UserError(f"sandbox: this host refuses a required protection ({setup['error']}); nothing was run")
+    return _verdict(verdict, nonce, output, timed_out, process.returncode, config), setup.get("ready", [])
+
+
+def _watch(process: subprocess.Popen, ours: socket.socket, config: SandboxConfig) -> tuple[bytes, bytes, bool]:
+    """Collects channel and (capped) output until the process ends or its time is up: (channel, output, timed out)."""
+    deadline = time.monotonic() + config.timeout_s
+    kept = {"channel": b"", "output": b""}
+    # The channel's beginning counts (its first line comes from our own code), and the output's end.
+    cut = {"channel": slice(64 << 10), "output": slice(-(config.max_output_kb << 10), None)}
+    ended = os.pidfd_open(process.pid)
+    with selectors.DefaultSelector() as selector:
+        for file, name in ((ours.fileno(), "channel"), (process.stdout.fileno(), "output")):
+            os.set_blocking(file, False)
+            selector.register(file, selectors.EVENT_READ, name)
+        selector.register(ended, selectors.EVENT_READ, "ended")
+        timed_out = running = True
+        while running and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.data == "ended":
+                    timed_out = running = False
+                elif not (chunk := _read(key.fd)):
+                    selector.unregister(key.fd)
+                else:
+                    kept[key.data] = (kept[key.data] + chunk)[cut[key.data]]
+    os.close(ended)
+    for file, name in ((ours.fileno(), "channel"), (process.stdout.fileno(), "output")):
+        if not running:  # what the ended program had left in its buffers
+            kept[name] = (kept[name] + _read(file))[cut[name]]
+    return kept["channel"], kept["output"], timed_out
+
+
+def _read(file: int) -> bytes:
+    try:
+        return os.read(file, 1 << 16)
+    except (BlockingIOError, ConnectionResetError):
+        return b""
+
+
+def _verdict(verdict: bytes, nonce: bytes, output: bytes, timed_out: bool, code: int, config: SandboxConfig) -> SandboxResult:
+    tail = output.decode(errors="replace").strip()[-300:]
+    signal_number = -code if code < 0 else code - 128  # the waiting process passes a signal on as 128 + signal
+    if verdict == nonce:
+        return SandboxResult(True, "passed", "")
+    if timed_out:
+        return SandboxResult(False, "timeout", f"more than {config.timeout_s:g} s")
+    if signal_number == signal.SIGXCPU:
+        return SandboxResult(False, "timeout", f"more than {config.cpu_s} s of CPU time")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = json.loads(verdict)
+        if said["reason"] in ("failed", "memory", "exited"):
+            return SandboxResult(False, said["reason"], str(said["detail"]))
+    if signal_number > 0:
+        return SandboxResult(False, "killed", f"signal {signal_number}; {tail}")
+    return SandboxResult(False, "exited", f"ended with code {code} before its tests did; {tail}")
+
+
+def _kill(process: subprocess.Popen, uid: int | None) -> None:
+    """Ends the whole session, then whatever left it, and reaps. The leader is not reaped before, so its group id is still ours."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    give_up = time.monotonic() + 5
+    while uid is not None and (alive := _processes_of(uid)):
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"sandbox: processes {alive} of user {uid} survive SIGKILL")
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _processes_of(uid: int) -> list[int]:
+    """Living processes of `uid`. From `status`, since the owner of /proc/N can be hidden by its process."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            status = Path("/proc", entry, "status").read_text(errors="replace")
+            if f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
+                found.append(int(entry))
+    return found
+
+
+_uids_taken: set[int] = set()
+_uids_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _private_uid():
+    """A user id nobody else uses while the program runs; None where this process may not change users."""
+    if not _started_by_root():
+        yield None
+        return
+    with _uids_lock:
+        uid = random.SystemRandom().choice(PRIVATE_UIDS)
+        while uid in _uids_taken or _processes_of(uid):
+            uid = random.SystemRandom().choice(PRIVATE_UIDS)
+        _uids_taken.add(uid)
+    try:
+        yield uid
+    finally:
+        with _uids_lock:
+            _uids_taken.discard(uid)
+
+
+def _started_by_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _user(uid: int | None) -> dict:
+    return {} if uid is None else {"user": uid, "group": NO_GROUP, "extra_groups": []}
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """All a program sees of the environment. The fixed hash seed makes verdicts repeatable."""
+    return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
+
+
+@functools.cache
+def _interpreter(as_private_user: bool) -> str:
+    """A Python that the program's user can execute; the project's own may lie in a folder only root can read."""
+    uid = PRIVATE_UIDS[0] if as_private_user else None
+    check = "import json, resource, sys, types; sys.exit(sys.version_info < (3, 10))"
+    candidates = [sys.executable, sys._base_executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")]
+    for python in filter(None, dict.fromkeys(candidates)):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = [python, "-s", "-S", "-c", check]
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            if subprocess.run(command, cwd="/", env=_environment("/"), timeout=30, **quiet, **_user(uid)).returncode == 0:
+                return python
+    raise UserError(f"sandbox: no Python >= 3.10 that an unprivileged user can execute (tried {candidates}); install one, or do not run as root")

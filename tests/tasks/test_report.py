@@ -1,0 +1,154 @@
+"""The report stage: the results contract, and pages that stay safe and offline whatever a model wrote."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from tasks.report import ReportConfig, git_sha, hardware, render_table, run
+from tasks.stage import StageContext, UserError
+from tests.results import ar_row, row, trained_row, write_evaluation, write_training
+
+CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "final_model", "rows", "differences"}
+HOSTILE = "print('<script>alert(1)</script>')"
+TIE = {"problem_id": "minicode/3", "method": "jacobi", "block_size": 16, "first_index": 12, "margin": 2e-6, "kind": "tie"}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report over base, two rounds and the baseline, given in a shuffled order; (output folder, metrics)."""
+    root = tmp_path_factory.mktemp("run")
+    sample = {"problem_id": "minicode/3", "prompt": "Say <b>hi</b>", "ar": HOSTILE, "jacobi": HOSTILE + "!", "passed": False}
+    inputs = {
+        "evaluate/cllm": write_evaluation(root / "c", "cllm", [trained_row("cllm", 16, 3.0)]),
+        "evaluate/round2": write_evaluation(root / "2", "round2", [ar_row(model="round2"), trained_row("round2", 64, 5.0, accuracy=0.94)]),
+        "evaluate/round1": write_evaluation(
+            root / "1", "round1", [trained_row("round1", 16, 4.0, equals_ar=31 / 32)], differences=[TIE], samples=[sample]
+        ),
+        "evaluate/base": write_evaluation(root / "b", "base", [ar_row(), row()]),
+        "distill/round1": write_training(root / "d1"),
+        "distill/round2": write_training(root / "d2"),
+        "export/final": root / "export",
+    }
+    output = root / "out"
+    output.mkdir()
+    return output, run(ReportConfig(experiment="quickstart"), inputs, output, StageContext()), root
+
+
+def test_results_json_keeps_the_contract(report):
+    output, _, root = report
+    results = json.loads((output / "results.json").read_text())
+    assert results.keys() == CONTRACT
+    assert results["schema_version"] == 1
+    assert results["experiment"] == "quickstart"
+    assert results["final_model"] == str(root / "export")
+    assert [(line["model"], line["method"], line["block_size"]) for line in results["rows"]] == [
+        ("base", "ar", 1),
+        ("base", "jacobi", 16),
+        ("round1", "jacobi", 16),
+        ("round2", "ar", 1),
+        ("round2", "jacobi", 64),
+        ("cllm", "jacobi", 16),
+    ]
+    assert results["rows"][1] == row()  # rows are passed on untouched
+    assert results["differences"] == [{"model": "round1", "benchmark": "minicode"} | TIE]
+
+
+def test_metrics_are_flat_numbers(report):
+    _, metrics, _ = report
+    assert metrics["rows"] == 6 and metrics["ties"] == 1 and metrics["defects"] == 0
+    assert metrics["round2/minicode/best_tpf"] == 5.0
+    assert metrics["round2/minicode/best_speedup"] == pytest.approx(3.0)
+    assert metrics["base/minicode/best_speedup"] == 1.0
+    assert metrics["round1/minicode/accuracy"] == 0.95
+    assert all(isinstance(value, int | float) for value in metrics.values())
+
+
+def test_rounds_are_ordered_by_number(tmp_path):
+    inputs = {f"evaluate/round{k}": write_evaluation(tmp_path / str(k), f"round{k}", [trained_row(f"round{k}", 16, 2.0)]) for k in (10, 2)}
+    run(ReportConfig(experiment="x"), inputs | {"export/final": tmp_path}, tmp_path, StageContext())
+    assert [line["model"] for line in json.loads((tmp_path / "results.json").read_text())["rows"]] == ["round2", "round10"]
+
+
+def test_page_escapes_what_a_model_wrote(report):
+    page = (report[0] / "report.html").read_text()
+    assert "alert(1)" in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "Say &lt;b&gt;hi&lt;/b&gt;" in page
+
+
+def test_page_is_self_contained(report):
+    page = (report[0] / "report.html").read_text()
+    assert not re.search(r"""<(?:script|link|img|iframe)[^>]*\b(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
+    assert not re.search(r"<script[^>]*\bsrc=", page)
+    assert page.count(get_plotlyjs()) == 1
+    assert page.count("Plotly.newPlot(") >= 3
+
+
+def test_page_tells_of_differences_and_equality(report, tmp_path):
+    page = (report[0] / "report.html").read_text()
+    assert "minicode/3" in page and "2e-06" in page and "<td>tie</td>" in page
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(), row()]), "export/final": tmp_path}
+    run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+    equal = (tmp_path / "report.html").read_text()
+    assert "equal, token for token" in equal and "equal, token for token" not in page
+    assert "Distillation" not in equal  # nothing was trained
+
+
+def test_markdown_table(report):
+    lines = (report[0] / "results.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 8 and len({line.count("|") for line in table}) == 1
+    assert "| round2 | minicode | jacobi | 64 |" in table[6]
+
+
+def test_a_row_without_a_contract_key_is_refused(tmp_path):
+    broken = ar_row()
+    del broken["equals_ar"]
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [broken]), "export/final": tmp_path}
+    with pytest.raises(AssertionError, match="equals_ar"):
+        run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+
+
+@pytest.mark.parametrize("content", [None, "{broken"])
+def test_a_missing_or_broken_file_is_named(tmp_path, content):
+    (tmp_path / "b").mkdir()
+    if content:
+        (tmp_path / "b" / "evaluation.json").write_text(content)
+    with pytest.raises(UserError, match=r"b/evaluation\.json"):
+        run(ReportConfig(experiment="x"), {"evaluate/base": tmp_path / "b", "export/final": tmp_path}, tmp_path, StageContext())
+
+
+def test_nan_is_refused(tmp_path):
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(accuracy=float("nan"))]), "export/final": tmp_path}
+    with pytest.raises(AssertionError, match="NaN"):
+        run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+
+
+def test_console_table():
+    rows = [ar_row(), trained_row("round1", 16, 4.0, accuracy=15 / 16, accuracy_prompts=16, tokens=1_234_567), row(accuracy=None, accuracy_prompts=0)]
+    text = render_table(rows)
+    table = text.split("\n\n")[0].splitlines()
+    assert len(table) == 1 + 3 + 3  # titles, rows, a rule wherever the model changes
+    assert all(len(line) <= 140 for line in text.splitlines())
+    assert "15/16" in text and "1,234,567" in text
+    assert "rests on 16 problems" in text and "6.2 points" in text
+    assert "rests on" not in render_table([ar_row()])  # 200 problems need no warning
+    starts = {line.index("jacobi") for line in table if "jacobi" in line}
+    assert len(starts) == 1
+
+
+def test_machine_facts():
+    machine = hardware()
+    assert machine["cpu"] and machine["cores"] >= 1 and machine["memory_gb"] > 0.5 and machine["torch_threads"] >= 1
+    assert machine["gpus"] is None or all(machine["gpus"])
+    assert re.fullmatch(r"[0-9a-f]{40}|unknown", git_sha())
+
+
+def test_import_is_light():
+    check = "import sys, tasks.report; assert not {'torch', 'pandas', 'plotly', 'ray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

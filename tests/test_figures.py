@@ -1,0 +1,80 @@
+"""The figures show the given numbers, name their axes with units, and can be told apart without colour."""
+
+import pandas as pd
+
+from dashboards.figures import speed_accuracy, tpf_by_block_size, training_curves
+from tests.results import ar_row, row, trained_row
+
+ROWS = pd.DataFrame(
+    [
+        ar_row(),
+        row(),
+        ar_row(model="round1"),
+        trained_row("round1", 64, 5.0, accuracy=0.97),
+        trained_row("round1", 16, 4.0, accuracy=0.97),
+        trained_row("round1", 32, 4.5, accuracy=None),
+    ]
+)
+CURVES = pd.DataFrame(
+    [
+        {"model": model, "step": step, "loss": 1.0, "consistency": 2.0 / step, "ar": 0.5, "learning_rate": 1e-4, "tokens": 500_000 * step}
+        for model in ("round1", "round2")
+        for step in (1, 2)
+    ]
+)
+
+
+def titles(figure) -> list[str]:
+    return [axis.title.text for axis in [*figure.select_xaxes(), *figure.select_yaxes()]]
+
+
+def test_speed_accuracy():
+    figure = speed_accuracy(ROWS)
+    assert [trace.name for trace in figure.data] == ["base", "round1"]
+    assert list(figure.data[1].text) == ["AR", "16", "64"]  # sorted by block; the row without an accuracy is left out
+    assert list(figure.data[1].y) == [95.0, 97.0, 97.0]
+    assert [round(x, 6) for x in figure.data[1].x] == [1.0, 2.4, 3.0]
+    assert "%" in titles(figure)[1] and "wall clock" in titles(figure)[0]
+
+
+def test_speed_accuracy_without_any_accuracy():
+    assert len(speed_accuracy(ROWS.assign(accuracy=None)).data) == 0
+
+
+def test_tpf_by_block_size():
+    figure = tpf_by_block_size(ROWS)
+    lines = {trace.name: trace for trace in figure.data}
+    assert lines.keys() == {"base", "round1"}
+    assert list(lines["round1"].x) == [16, 32, 64] and list(lines["round1"].y) == [4.0, 4.5, 5.0]
+    assert list(figure.layout.xaxis.tickvals) == [16, 32, 64]
+    assert "tokens per forward" in titles(figure)[1]
+
+
+def test_tpf_tells_methods_apart():
+    figure = tpf_by_block_size(pd.concat([ROWS, pd.DataFrame([row(method="multiblock", tpf=2.0)])]))
+    symbols = {trace.name: trace.marker.symbol for trace in figure.data}
+    assert symbols.keys() == {"base, jacobi", "round1, jacobi", "base, multiblock"}
+    assert len(set(symbols.values())) == 3
+
+
+def test_training_curves():
+    figure = training_curves(CURVES)
+    assert [trace.name for trace in figure.data] == ["round1", "round1", "round2", "round2"]
+    assert list(figure.data[0].x) == [0.5, 1.0] and list(figure.data[0].y) == [2.0, 1.0]
+    assert [trace.name for trace in figure.data if trace.showlegend] == ["round1", "round2"]
+    assert all("nats" in title for title in titles(figure)[2:]) and all("millions" in title for title in titles(figure)[:2])
+
+
+def test_a_model_looks_the_same_in_every_figure():
+    looks = {trace.line.dash for trace in [*tpf_by_block_size(ROWS).data, *training_curves(CURVES).data] if trace.name == "round1"}
+    assert looks == {"dash"}
+
+
+def test_models_differ_without_colour():
+    figure = tpf_by_block_size(ROWS)
+    names = ["base", "round1", "round2", "round3", "cllm"]
+    many = tpf_by_block_size(pd.DataFrame([row(model=name) for name in names]))
+    assert len({trace.line.dash for trace in many.data}) == len({trace.marker.symbol for trace in many.data}) == len(names)
+    assert len({trace.line.dash for trace in figure.data}) == len({trace.marker.symbol for trace in figure.data}) == 2
+    assert len({trace.marker.symbol for trace in speed_accuracy(ROWS).data}) == 2
+    assert len({trace.line.dash for trace in training_curves(CURVES).data}) == 2
