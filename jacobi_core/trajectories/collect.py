@@ -138,7 +138,7 @@ class _BlockIteration:
         next_real = torch.cat([real[..., 1:], torch.zeros_like(real[..., :1])], 2)
         fed = (offset >= converged) & next_real
         if bool(fed.any()):
-            batch, blocks, n = state.shape
+            batch, _, n = state.shape
             slots = fed.flatten(1).long().cumsum(1) - 1  # where each fed token goes on the packed axis
             width = int(slots[:, -1].max()) + 1
             row, flat = fed.flatten(1).nonzero(as_tuple=True)

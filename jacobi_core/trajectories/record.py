@@ -7,6 +7,7 @@ A *state* of a block is the block after j forwards; state 0 is the first guess a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -65,7 +66,7 @@ def flatten_states(states: list[torch.Tensor]) -> tuple[list[int], list[int]]:
 def unflatten_states(flat: torch.Tensor, offsets: list[int], *, answer_length: int, block_size: int) -> list[torch.Tensor]:
     """Inverse of flatten_states. Raises ValueError where offsets and lengths do not fit."""
     blocks = []
-    for i, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for i, (start, stop) in enumerate(pairwise(offsets)):
         m = min(block_size, answer_length - i * block_size)
         if m < 1 or (stop - start) % m:
             raise ValueError(f"block {i}: {stop - start} state tokens do not divide into states of {m}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ def _fit(config: DistillConfig, inputs: Mapping[str, Path], output: Path, contex
     from tasks.cluster import start_ray, worker_env
 
     start_ray(context.cluster)
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     cluster, storage = context.cluster, output / "ray"
@@ -67,6 +68,7 @@ def _fit(config: DistillConfig, inputs: Mapping[str, Path], output: Path, contex
             storage_path=str(storage),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=3),
+            logging_config=LoggingConfig(log_level="WARNING"),
             worker_runtime_env={"env_vars": worker_env(cluster)},
         ),
     )
@@ -126,4 +128,5 @@ class _Progress:
             self.printed = now
             rate = (point["tokens"] - self.first[0]) / max(now - self.first[1], 1e-9)
             text = "  ".join(f"{k} {point[k]:.4f}" for k in ("consistency", "ar", "agreement"))
-            print(f"distill: step {step}/{self.total_steps}  {text}  {rate:.0f} packed tokens/s", flush=True)
+            sys.stdout.write(f"distill: step {step}/{self.total_steps}  {text}  {rate:.0f} packed tokens/s\n")  # Ray Train prints print() twice
+            sys.stdout.flush()
