@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()  # the bars of several workers garble one terminal
 
 
 def default_device() -> torch.device:

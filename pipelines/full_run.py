@@ -25,7 +25,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines import schema
-from pipelines.dag import PlannedStage, execute, plan
+from pipelines.dag import Graph, PlannedStage, execute, plan
+from pipelines.errors import config_error, summary, user_error
 from pipelines.schema import PipelineConfig
 from pipelines.stages import build_graph
 from pipelines.store import Store, plain
@@ -40,45 +41,91 @@ log = logging.getLogger(__name__)
 def main() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, who say them in one line
     schema.register()
+    codes: list[int] = []  # one per job of a sweep: Hydra would report only the first failure, and in its own words
+
+    def job(composed: DictConfig) -> None:
+        codes.append(_run_job(composed))
+
     try:
-        _hydra_main()
-    except UserError as error:
-        return _refuse(str(error))
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(job)()
     except (HydraException, OmegaConfBaseException) as error:
-        return _refuse(_one_line(error))
+        return _refuse(config_error(error))
     except OSError as error:  # Hydra makes its run folder before we are asked
         if error.filename is None:
             raise
         return _refuse(f"paths.outputs: {error.filename}: {error.strerror}; choose a writable folder")
+    except KeyboardInterrupt:
+        return _refuse("interrupted; finished stages are kept, the same command goes on from there", code=130)
+    return max(codes, default=0)
+
+
+def _run_job(composed: DictConfig) -> int:
+    """One Hydra job; returns its exit code, having said what went wrong."""
+    try:
+        run(schema.build(composed))
+    except OmegaConfBaseException as error:
+        return _refuse(config_error(error))
+    except StageFailed as error:
+        mistake = user_error(error.__cause__)
+        if mistake:
+            return _refuse(mistake)
+        log.error("%s", error, exc_info=error.__cause__)
+        return _refuse(str(error), code=1)
+    except UserError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _refuse(f"{error.filename}: {error.strerror}")
     return 0
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-def _hydra_main(composed: DictConfig) -> None:
-    run(schema.build(composed))
+class StageFailed(Exception):
+    """Its cause is what the stage raised."""
 
 
 def run(config: PipelineConfig) -> None:
-    """One pipeline run inside a Hydra job."""
+    """One pipeline run inside a Hydra job. Raises UserError for a config or input that cannot be used, StageFailed later."""
     hydra_config = HydraConfig.get()
     outputs = Path(config.paths.outputs).expanduser().resolve()
     store = Store(Path(config.paths.store))
-    graph = build_graph(config, identity_cache=store.root)
-    if config.until:
-        graph = graph.until(config.until)
+    graph = _graph(config, store)
     planned = plan(graph, store, config.force)
     print(stage_table(planned), flush=True)
     if config.dry_run:
         return
+    if config.paths.results:
+        _make_parent("paths.results", Path(config.paths.results))
     uri = config.paths.tracking_uri or sqlite_uri(outputs)
     sweep = None
     if hydra_config.mode is RunMode.MULTIRUN:
         directory = Path(hydra_config.sweep.dir).resolve()
         sweep = SweepInfo(directory, f"sweep {directory.name}", list(hydra_config.overrides.task))
     with Tracker.start(tracking_uri=uri, experiment="jacobi-forcing", run_name=config.name, config=plain(asdict(config)), sweep=sweep) as tracker:
-        execute(planned, store, tracker, config.cluster, trust_remote_code=config.model.trust_remote_code)
+        try:
+            execute(planned, store, tracker, config.cluster, trust_remote_code=config.model.trust_remote_code)
+        except Exception as error:
+            failed = next((p.stage.id for p in planned if store.finished(p.folder) is None), None)  # stages run in order
+            raise StageFailed(f"stage {failed} failed: {user_error(error) or summary(error)}") from error
         if graph.stages[-1].kind == "report":
             _publish(config, planned[-1].folder, Path(hydra_config.runtime.output_dir), tracker, uri)
+
+
+def _graph(config: PipelineConfig, store: Store) -> Graph:
+    try:
+        graph = build_graph(config, identity_cache=store.root)
+    except UserError:
+        raise
+    except ValueError as error:  # every section has passed its own checks: what is left is one changed by a round
+        raise UserError(f"rounds: {error}") from error
+    return graph.until(config.until) if config.until else graph
+
+
+def _make_parent(setting: str, file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{setting}={file}: cannot write there ({error.strerror}); choose another place") from error
 
 
 def stage_table(planned: list[PlannedStage]) -> str:
@@ -95,29 +142,16 @@ def _publish(config: PipelineConfig, report: Path, output_dir: Path, tracker: Tr
         tracker.log_artifact(report / name, "report")
     results = output_dir / "results.json"
     if config.paths.results:
-        copy = Path(config.paths.results)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(results, copy)
+        shutil.copy(results, config.paths.results)
     print(f"\n{render_table(read_json(results)['rows'])}\n")
     print(f"report:    {output_dir / 'report.html'}")
     print(f"MLflow UI: {ui_command(uri)}")
     print(f"results:   {results}", flush=True)
 
 
-def _refuse(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
-
-
-def _one_line(error: BaseException) -> str:
-    """The innermost message of a config error, with the nearest known keys where a key is unknown."""
-    cause = error
-    while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
-        cause = cause.__cause__
-    text = str(error).splitlines()[0]
-    detail = str(cause).splitlines()[0]
-    key = getattr(cause, "full_key", None)
-    return " - ".join(dict.fromkeys(part for part in (text, detail, f"key {key}" if key else None) if part))
+def _refuse(message: str, *, code: int = 2) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -21,7 +22,7 @@ from tasks.distill.data import check_divides
 from tasks.evaluate import EvaluateConfig
 from tasks.generate_trajectories import GenerateTrajectoriesConfig, TrajectorySettings
 from tasks.pack_sequences import PackSettings
-from tasks.prepare_prompts import PromptSettings
+from tasks.prepare_prompts import SPLITS, PromptSettings
 from tasks.stage import ClusterConfig, UserError
 
 
@@ -54,6 +55,12 @@ class RoundConfig:
     epochs: float | None = None
     max_steps: int | None = None
     prompts: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "window", "learning_rate", "epochs", "max_steps", "prompts"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
 
 
 @dataclass
@@ -93,28 +100,38 @@ def build(composed: DictConfig) -> PipelineConfig:
     """The composed config as dataclasses, checked. Raises UserError naming the field."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
     typed = OmegaConf.merge(OmegaConf.structured(PipelineConfig), plain)
-    sections = {}
-    for f in dataclasses.fields(PipelineConfig):  # one by one, so that an error can say where it is
-        try:
-            value = typed[f.name]
-            sections[f.name] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
-        except OmegaConfBaseException as error:
-            raise UserError(f"{getattr(error, 'full_key', None) or f.name}: {str(error).splitlines()[0]}") from error
-        except ValueError as error:
-            raise UserError(f"{f.name}: {error}") from error
-    config = PipelineConfig(**sections)
+    config = PipelineConfig(**{f.name: _objects(typed[f.name], f.name) for f in dataclasses.fields(PipelineConfig)})
     check(config)
     return config
+
+
+def _objects(node: Any, path: str) -> Any:
+    """`node` as dataclasses. What it holds comes first, so that an error can say where it is."""
+    if not OmegaConf.is_config(node):
+        return node
+    for key in range(len(node)) if OmegaConf.is_list(node) else node:
+        _objects(node[key], f"{path}.{key}")
+    try:
+        return OmegaConf.to_object(node)
+    except OmegaConfBaseException:
+        raise
+    except ValueError as error:  # its message begins with the field
+        raise UserError(f"{path}.{str(error).removeprefix(path.rpartition('.')[2] + '.')}") from error
 
 
 def check(config: PipelineConfig) -> None:
     """What no single section can know."""
     if not config.rounds:
         raise UserError("rounds: at least one round is needed")
-    for i, round_ in enumerate(config.rounds):
-        for name in ("block_size", "window"):
-            if getattr(round_, name) < 1:
-                raise UserError(f"rounds[{i}].{name} must be at least 1, got {getattr(round_, name)}")
+    try:
+        GenerateTrajectoriesConfig(**vars(config.trajectories))
+    except ValueError as error:
+        raise UserError(f"trajectories.{error}") from error
+    split = config.evaluate.split
+    if split not in SPLITS:
+        raise UserError(f"evaluate.split={split}: there is no such split; choose one of {', '.join(SPLITS)}")
+    if getattr(config.data, split) == 0:
+        raise UserError(f"data.{split}=0 leaves nothing to evaluate on; raise it or choose another evaluate.split")
     check_workers(config.cluster)
     check_divides(config.distill, config.cluster.workers)
     if config.data.source.value in ("minicode", "minicode_long", "human_eval") and not config.evaluate.sandbox.allow_code_execution:

@@ -68,7 +68,7 @@ def read_json(path: Path) -> Any:
     """Raises UserError naming the file where it is missing or broken."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, no JSON, or no UTF-8
         raise UserError(f"{path}: not a readable JSON file ({error})") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any
 
@@ -14,15 +15,18 @@ def check_workers(cluster: ClusterConfig) -> None:
     for name in ("workers", "threads_per_worker", "num_cpus"):
         if getattr(cluster, name) < 1:
             raise UserError(f"cluster.{name} must be at least 1, got {getattr(cluster, name)}")
+    for name in ("cpus_per_worker", "gpus_per_worker"):
+        if getattr(cluster, name) < 0:
+            raise UserError(f"cluster.{name} must not be negative, got {getattr(cluster, name)}")
     if cluster.address is None:
-        _check_fits(cluster, {"CPU": cluster.num_cpus})
+        _check_fits(cluster, {"CPU": cluster.num_cpus, "GPU": math.inf})  # Ray counts a machine's GPUs when it starts
 
 
 def _check_fits(cluster: ClusterConfig, available: dict[str, float]) -> None:
     # one CPU stays free: Ray Data's readers and Ray Train's controller need it, and wait for ever otherwise
     for resource, each, spare in (("CPU", cluster.cpus_per_worker, 1), ("GPU", cluster.gpus_per_worker, 0)):
         needed = cluster.workers * each + spare
-        if each and needed > available.get(resource, 0) and not (resource == "GPU" and cluster.address is None and "GPU" not in available):
+        if each and needed > available.get(resource, 0):
             raise UserError(
                 f"cluster.workers={cluster.workers} needs {needed:g} {resource}s ({each:g} per worker{', 1 spare' if spare else ''}), "
                 f"the cluster has {available.get(resource, 0):g}: lower cluster.workers or enlarge the cluster (cluster.num_cpus when local)"
@@ -40,6 +44,7 @@ def start_ray(cluster: ClusterConfig) -> None:
     if not ray.is_initialized():
         local: dict[str, Any] = {} if cluster.address else {"num_cpus": cluster.num_cpus, "include_dashboard": False}
         ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=True, runtime_env={"env_vars": worker_env(cluster)}, **local)
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
         data = ray.data.DataContext.get_current()
         data.enable_progress_bars = False  # stages print one line of their own
     _check_fits(cluster, ray.cluster_resources())

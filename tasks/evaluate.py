@@ -21,7 +21,7 @@ from tasks.artifacts import Prompt
 from tasks.export_model import provenance
 from tasks.problem_sets.problem import Problem
 from tasks.problem_sets.sandbox import SandboxConfig
-from tasks.stage import StageContext, UserError
+from tasks.stage import StageContext, UserError, check_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,7 @@ class EvaluateConfig:
         for name in ("accuracy_prompts", "speed_prompts", "max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_dtype("dtype", self.dtype)
         self.settings()  # every block size must be usable
 
     def settings(self) -> list[DecodingConfig]:

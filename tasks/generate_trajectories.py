@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import artifacts
-from tasks.stage import StageContext, UserError
+from tasks.stage import StageContext, UserError, check_dtype
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ class GenerateTrajectoriesConfig(TrajectorySettings):
         for name in ("block_size", "max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_dtype("dtype", self.dtype)
+        if self.prompts is not None and self.prompts < 1:
+            raise ValueError(f"prompts must be at least 1, got {self.prompts}")
 
 
 def run(config: GenerateTrajectoriesConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
@@ -82,13 +85,13 @@ def _run_shards(config: GenerateTrajectoriesConfig, inputs: Mapping[str, Path], 
         num_cpus=cluster.cpus_per_worker,
         num_gpus=cluster.gpus_per_worker,
     )
-    started, tokens, last = time.monotonic(), 0, 0.0
+    started, tokens, bad, last = time.monotonic(), 0, 0, 0.0
     for done, row in enumerate(rows.iter_rows(), start=1):
-        tokens += row["answer_tokens"]
+        tokens, bad = tokens + row["answer_tokens"], bad + row["quarantined"]
         seconds = time.monotonic() - started
         if seconds - last > 5 or done == len(todo):
             last = seconds
-            log.info("trajectories: %d/%d shards, %.0f answer tokens/s, %d quarantined", done, len(todo), tokens / seconds, row["quarantined"])
+            log.info("trajectories: %d/%d shards, %.0f answer tokens/s, %d quarantined", done, len(todo), tokens / seconds, bad)
             context.report({"trajectories/shards": done, "trajectories/answer_tokens_per_s": tokens / seconds}, done)
 
 
@@ -112,8 +115,11 @@ class _ShardCollector:
         trajectories, failures = self._collect(self.shards[shard])
         for trajectory in trajectories:
             trajectory.validate()
+        quarantine = self.output / f"quarantine-{shard:06d}.json"
         if failures:
-            artifacts.write_json(self.output / f"quarantine-{shard:06d}.json", failures)
+            artifacts.write_json(quarantine, failures)
+        else:
+            quarantine.unlink(missing_ok=True)  # of an attempt that ended before its part was written
         artifacts.write_trajectories(artifacts.trajectory_part(self.output, shard), trajectories)
         return {"shard": [shard], "answer_tokens": [sum(len(t.answer_ids) for t in trajectories)], "quarantined": [len(failures)]}
 
@@ -134,7 +140,7 @@ class _ShardCollector:
 
 def _summary(config: GenerateTrajectoriesConfig, output: Path, *, prompts: int) -> dict[str, float]:
     failures = [f for path in sorted(output.glob("quarantine-*.json")) for f in artifacts.read_json(path)]
-    if len(failures) > config.max_bad_share * prompts:
+    if len(failures) > config.max_bad_share * prompts or len(failures) == prompts:
         raise UserError(
             f"{len(failures)} of {prompts} prompts failed, more than trajectories.max_bad_share={config.max_bad_share}; "
             f"the first: id {failures[0]['id']}: {failures[0]['error']}"

@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,23 +79,24 @@ class _Draft:
 
 def run(config: PreparePromptsConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
     """No inputs. Writes prompts.parquet, tokenizer/ and, where prompts were dropped, the counts as metrics."""
-    drafts = _load(config)
+    read = _load(config)
+    unique: dict[int, _Draft] = {}
+    for draft in read:
+        unique.setdefault(prompt_id(draft.messages), draft)
+    drafts = _cut_splits(config, unique) if config.source in (Source.human_eval, Source.file) else list(unique.values())
     tokenizer = _tokenizer(config, drafts, trust_remote_code=context.trust_remote_code)
     tokenizer.save_pretrained(output / "tokenizer")
-    prompts, dropped, seen = [], Counter(), set()
+    prompts, dropped = [], Counter(duplicate=len(read) - len(unique))
     for draft in drafts:
         messages = ([{"role": "system", "content": config.system}] if config.system else []) + draft.messages
-        ids, identity = template(tokenizer, messages), prompt_id(messages)
-        if identity in seen:
-            dropped["duplicate"] += 1
-        elif len(ids) > config.max_prompt_tokens:
+        ids = template(tokenizer, messages)
+        if len(ids) > config.max_prompt_tokens:
             dropped["too_long"] += 1
         else:
-            prompts.append(Prompt(identity, draft.split, messages, ids, draft.meta))
-        seen.add(identity)
+            prompts.append(Prompt(prompt_id(messages), draft.split, messages, ids, draft.meta))
     counts = Counter(p.split for p in prompts)
     if not counts["train"]:
-        raise UserError(f"data: the training split is empty (source={config.source.value}, {len(drafts)} prompts read, dropped: {dict(dropped)})")
+        raise UserError(f"data: the training split is empty (source={config.source.value}, {len(read)} prompts read, dropped: {dict(dropped)})")
     if config.test and not counts["test"]:
         raise UserError(f"data.test={config.test}: no prompt is left for the test split")
     artifacts.write_prompts(output, prompts)
@@ -130,6 +131,7 @@ def _tokenizer(config: PreparePromptsConfig, drafts: list[_Draft], *, trust_remo
 
 
 def _load(config: PreparePromptsConfig) -> list[_Draft]:
+    """Generated problems come with their split; all others get theirs from _cut_splits."""
     if config.source in (Source.minicode, Source.minicode_long):
         from tasks.problem_sets import minicode
 
@@ -144,25 +146,21 @@ def _load(config: PreparePromptsConfig) -> list[_Draft]:
     if config.source is Source.human_eval:
         from tasks.problem_sets import human_eval
 
-        return _cut_splits(config, [_from_problem(p, "", "human_eval") for p in human_eval.load(config.path)])
-    return _cut_splits(config, _read_file(Path(config.path)))
+        return [_from_problem(p, "", "human_eval") for p in human_eval.load(config.path)]
+    return _read_file(Path(config.path))
 
 
 def _from_problem(problem: Problem, split: str, problem_set: str) -> _Draft:
     return _Draft(split, [{"role": "user", "content": problem.prompt}], {"problem_set": problem_set, **asdict(problem)})
 
 
-def _cut_splits(config: PreparePromptsConfig, drafts: list[_Draft]) -> list[_Draft]:
-    """test, then validation, then train, from an order that depends on each prompt's content and the seed alone."""
-
-    def key(draft: _Draft) -> str:
-        return hashlib.sha256(f"{config.seed}:{prompt_id(draft.messages)}".encode()).hexdigest()
-
-    ordered = sorted(drafts, key=key)
+def _cut_splits(config: PreparePromptsConfig, drafts: dict[int, _Draft]) -> list[_Draft]:
+    """test, then validation, then train, from an order that depends on each prompt's id and the seed alone."""
+    ordered = sorted(drafts, key=lambda identity: hashlib.sha256(f"{config.seed}:{identity}".encode()).hexdigest())
     train_end = None if config.train is None else config.test + config.validation + config.train
     cuts = {"test": slice(0, config.test), "validation": slice(config.test, config.test + config.validation)}
     cuts["train"] = slice(config.test + config.validation, train_end)
-    return [_Draft(split, d.messages, d.meta) for split, cut in cuts.items() for d in ordered[cut]]
+    return [replace(drafts[identity], split=split) for split, cut in cuts.items() for identity in ordered[cut]]
 
 
 def _read_file(path: Path) -> list[_Draft]:
@@ -179,8 +177,9 @@ def _read_file(path: Path) -> list[_Draft]:
 def _row_messages(path: Path, number: int, line: str) -> list[dict[str, str]]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"data.path={path}, row {number}: not JSON ({error})") from error
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is text for JSON, and for nothing after it
+    except ValueError as error:
+        raise UserError(f"data.path={path}, row {number}: not JSON with Unicode text ({error})") from error
     if isinstance(row, dict) and isinstance(row.get("prompt"), str) and row["prompt"]:
         return [{"role": "user", "content": row["prompt"]}]
     messages = row.get("messages") if isinstance(row, dict) else None

@@ -23,6 +23,15 @@ class UserError(ValueError):
     """A mistake in a config, path, checkpoint or data row. Its message is one line that names the field or file and the fix."""
 
 
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def check_dtype(name: str, value: str) -> None:
+    """Raises ValueError for a dtype no stage can compute in."""
+    if value not in DTYPES:
+        raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {value!r}")
+
+
 class Reporter(Protocol):
     """Picklable; logs a flat dict of numbers at an integer step while a stage runs. Never raises."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks import artifacts
 from tasks.base_model.pretrain import PretrainConfig
 from tasks.export_model import PROVENANCE
-from tasks.stage import NOT_HASHED, StageContext, UserError
+from tasks.stage import NOT_HASHED, StageContext, UserError, check_dtype
 
 
 @dataclass
@@ -20,6 +20,9 @@ class BaseModelConfig:
     licence: str = "other"  # carried into every exported checkpoint's card
     dtype: str = "float32"
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+
+    def __post_init__(self) -> None:
+        check_dtype("dtype", self.dtype)
 
 
 def run(config: BaseModelConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:

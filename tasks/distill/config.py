@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from jacobi_core.distillation.attention_variant import MaskVariant
-from tasks.stage import NOT_HASHED
+from tasks.stage import NOT_HASHED, check_dtype
+
+
+class LrSchedule(str, Enum):
+    """Schedules of transformers.get_scheduler that need no further settings."""
+
+    cosine = "cosine"
+    linear = "linear"
+    constant_with_warmup = "constant_with_warmup"
 
 
 @dataclass
@@ -20,7 +29,7 @@ class DistillConfig:
     ar_weight: float = 1.0  # w in L = L_pc + w L_ar
     temperature: float = 1.0  # of the consistency loss
     mask: MaskVariant = MaskVariant.nc
-    lr_schedule: str = "cosine"  # any name transformers.get_scheduler knows
+    lr_schedule: LrSchedule = LrSchedule.cosine
     warmup_share: float = 0.03  # of all steps
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -30,7 +39,8 @@ class DistillConfig:
     log_every: int = 10  # steps
 
     def __post_init__(self) -> None:
-        self.mask = MaskVariant(self.mask)
+        self.mask, self.lr_schedule = MaskVariant(self.mask), LrSchedule(self.lr_schedule)
+        check_dtype("dtype", self.dtype)
         for name in ("batch_size", "accumulation", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -39,3 +49,5 @@ class DistillConfig:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.checkpoint_every % self.log_every:  # curves are means since the last point; a resumed run must find none half-summed
+            raise ValueError(f"checkpoint_every must be a multiple of log_every={self.log_every}, got {self.checkpoint_every}")

@@ -42,7 +42,7 @@ class Trainer:
         self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=c.learning_rate, weight_decay=c.weight_decay, betas=(0.9, 0.95))
         warmup = round(c.warmup_share * self.plan.total_steps)
-        self.scheduler = get_scheduler(c.lr_schedule, self.optimizer, num_warmup_steps=warmup, num_training_steps=self.plan.total_steps)
+        self.scheduler = get_scheduler(c.lr_schedule.value, self.optimizer, num_warmup_steps=warmup, num_training_steps=self.plan.total_steps)
         self._sums = torch.zeros(5, dtype=torch.float64, device=self.device)  # consistency, ar, agreement, their two token counts
 
     def resume(self, folder: Path) -> None:

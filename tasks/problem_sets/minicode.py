@@ -22,7 +22,7 @@ from tasks.problem_sets.minicode_asserts import write_asserts
 from tasks.problem_sets.minicode_pieces import ARGUMENTS, CHANGES, DIVISIBILITY, ELEMENTS, NOUNS, REDUCTIONS, SIZE, VERBS, Part, Reduction, draw_part
 from tasks.problem_sets.problem import Problem
 
-SPACE = 14_000  # distinct problems in each form, all splits together
+SPACE, SPACE_LONG = 14_000, 10_000  # distinct problems of each form, all splits together
 SPLITS = ("train", "validation", "test")
 
 VARIABLES = ("x", "n", "v", "item", "num", "k")
@@ -43,17 +43,17 @@ STYLES = {
 class Spec:
     """The meaning of a short problem, free of wording, names and style."""
 
-    conditions: tuple[Part, Part]  # both must hold
+    condition: Part
     change: Part
     reduction: Reduction
 
     @property
     def name(self) -> str:
-        return "-".join(["&".join(c.name for c in self.conditions), self.change.name, self.reduction.name])
+        return "-".join([self.condition.name, self.change.name, self.reduction.name])
 
     def element(self, x: int) -> int | None:
         """What becomes of one number; None if it is not kept."""
-        return self.change.meaning(x) if all(c.meaning(x) for c in self.conditions) else None
+        return self.change.meaning(x) if self.condition.meaning(x) else None
 
     def meaning(self, numbers: list[int]) -> object:
         """The expected result, evaluated directly."""
@@ -62,16 +62,15 @@ class Spec:
 
 
 def draw_spec(rng: random.Random) -> Spec:
-    """A random spec with one condition on divisibility and one on size, in either order."""
-    conditions = rng.sample([draw_part(DIVISIBILITY, rng), draw_part(SIZE, rng)], 2)
-    return Spec(tuple(conditions), draw_part(CHANGES, rng), rng.choice(REDUCTIONS))
+    """A random spec; its condition is one on divisibility or one on size."""
+    return Spec(draw_part(DIVISIBILITY + SIZE, rng), draw_part(CHANGES, rng), rng.choice(REDUCTIONS))
 
 
 def write_solution(spec: Spec, *, name: str, arg: str, x: str, style: str) -> str:
     """The one text of the answer in the requested style."""
-    condition = " and ".join(c.code.format(x=x) for c in spec.conditions)
+    condition = spec.condition.code.format(x=x)
     value, reduction = spec.change.code.format(x=x), spec.reduction
-    head = f"def {name}({arg}):\n"
+    head = f"def {name}({arg}: list[int]) -> {reduction.returns}:\n"
     if style == "loop":
         lines = [] if reduction.start is None else [reduction.start.format()]
         lines += [f"for {x} in {arg}:", f"    if {condition}:"]
@@ -92,7 +91,7 @@ def write_problem(spec: Spec, rng: random.Random) -> Problem:
     prompt = rng.choice(TEMPLATES).format(
         name=name,
         arg=arg,
-        keep=" and ".join(rng.choice(c.wordings) for c in spec.conditions),
+        keep=rng.choice(spec.condition.wordings),
         change=rng.choice(spec.change.wordings),
         reduce=rng.choice(spec.reduction.wordings),
         style=rng.choice(STYLES[style]),
@@ -109,11 +108,13 @@ def _problem_space(long: bool) -> dict[str, list]:
     draw = minicode_long.draw_spec if long else draw_spec
     seen: set[str] = set()
     space: dict[str, list] = {split: [] for split in SPLITS}
-    while len(seen) < SPACE:
+    while len(seen) < (SPACE_LONG if long else SPACE):
         spec = draw(rng)
         values = [spec.element(x) for x in ELEMENTS]
         if len(set(values) - {None}) < 4 or sum(v is not None for v in values) < 6:
             continue  # hardly any number passes, or all results are alike: another problem in disguise, and weak tests
+        if spec.reduction.name == "distinct":  # only which results agree matters there
+            values = [None if v is None else values.index(v) for v in values]
         identity = hashlib.sha256(repr((values, spec.reduction.name, getattr(spec, "extras", None))).encode()).hexdigest()
         if identity not in seen:
             seen.add(identity)

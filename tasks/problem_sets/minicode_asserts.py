@@ -18,7 +18,7 @@ def write_asserts(entry_point: str, element: Callable[[int], int | None], meanin
     edges = rng.sample(edges, min(len(edges), 6))
     lists = [[], edges, *([x] for x in edges[:4])]
     for _ in range(3):
-        numbers = rng.choices(ELEMENTS, k=6) + rng.choices(kept, k=3)
+        numbers = rng.choices(ELEMENTS, k=4) + rng.choices(kept, k=5)
         rng.shuffle(numbers)
         lists.append(numbers)
     return "".join(f"assert {entry_point}({numbers}) == {meaning(numbers)!r}\n" for numbers in lists)

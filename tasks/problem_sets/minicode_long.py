@@ -5,11 +5,12 @@ Defines what such a problem means and how prompt and answer are written; splits 
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
 from tasks.problem_sets.minicode_asserts import write_asserts
-from tasks.problem_sets.minicode_pieces import ARGUMENTS, CHANGES, DIVISIBILITY, NOUNS, REDUCTIONS, SIZE, VERBS, Part, Reduction, draw_part
+from tasks.problem_sets.minicode_pieces import ARGUMENTS, CHANGES, DIVISIBILITY, ELEMENTS, NOUNS, REDUCTIONS, SIZE, VERBS, Part, Reduction, draw_part
 from tasks.problem_sets.problem import Problem
 
 KEEPERS = ("keep", "accept", "is_wanted", "passes", "allowed", "matches")
@@ -44,36 +45,58 @@ class LongSpec:
 
     @property
     def extras(self) -> tuple:
-        """What tells two problems apart besides `element` and the reduction."""
-        return self.guard, self.empty
+        """What tells two problems apart besides `element` and the reduction: where the loop ends, and the edge case."""
+        return tuple(x for x in ELEMENTS if self.stops(x)), self.empty
+
+    def stops(self, x: int) -> bool:
+        """Whether the loop ends at this number."""
+        return self.guard is not None and self.guard[0] == "break" and self._changed(x) is not None and self.element(x) is None
 
     def element(self, x: int) -> int | None:
         """What becomes of one number, were it alone; None if it does not count."""
-        if not all(c.meaning(x) for c in self.conditions):
-            return None
-        change = next((change for condition, change in self.branches if condition.meaning(x)), self.otherwise)
-        value = change.meaning(x)
-        return None if self.guard is not None and value > self.guard[1] else value
+        value = self._changed(x)
+        return None if value is None or (self.guard is not None and value > self.guard[1]) else value
 
     def meaning(self, numbers: list[int]) -> object:
         """The expected result, evaluated directly."""
         if not numbers:
             return self.empty
-        wanted = [x for x in numbers if all(c.meaning(x) for c in self.conditions)]
-        if self.guard is not None and self.guard[0] == "break":
-            over = [self.element(x) is None for x in wanted]
-            wanted = wanted[: over.index(True)] if True in over else wanted
-        kept = [x for x in wanted if self.element(x) is not None]
+        reached = itertools.takewhile(lambda x: not self.stops(x), numbers)
+        kept = [x for x in reached if self.element(x) is not None]
         return self.reduction.meaning(kept, [self.element(x) for x in kept])
+
+    def branch(self, x: int) -> int | None:
+        """Which branch changes this number (len(branches) is `otherwise`); None if it is not kept."""
+        for condition in self.conditions:
+            if not condition.meaning(x):
+                return None
+        for index, (condition, _) in enumerate(self.branches):
+            if condition.meaning(x):
+                return index
+        return len(self.branches)
+
+    def _changed(self, x: int) -> int | None:
+        index = self.branch(x)
+        if index is None:
+            return None
+        return (self.otherwise if index == len(self.branches) else self.branches[index][1]).meaning(x)
 
 
 def draw_spec(rng: random.Random) -> LongSpec:
-    """A random spec with two to five branches."""
-    kinds = rng.choice([[DIVISIBILITY], [SIZE], [DIVISIBILITY, SIZE]])
-    branches = tuple((draw_part(family, rng), draw_part(CHANGES, rng)) for family in rng.sample(DIVISIBILITY + SIZE, rng.randint(2, 5)))
-    guard = rng.choice([None, ("break", rng.randint(20, 90)), ("continue", rng.randint(20, 90))])
-    conditions = tuple(draw_part(families, rng) for families in kinds)
-    return LongSpec(conditions, branches, draw_part(CHANGES, rng), rng.choice(REDUCTIONS), guard, rng.randint(-3, 9))
+    """A random spec with two to four branches, each of which counts for some numbers."""
+    while True:
+        kinds = rng.choice([[DIVISIBILITY], [SIZE], [DIVISIBILITY, SIZE]])
+        branches = tuple((rng.choice(family), draw_part(CHANGES, rng)) for family in rng.sample(DIVISIBILITY + SIZE, rng.randint(2, 4)))
+        guard = rng.choice([None, ("break", rng.randint(20, 90)), ("continue", rng.randint(20, 90))])
+        conditions = tuple(draw_part(families, rng) for families in kinds)
+        spec = LongSpec(conditions, branches, draw_part(CHANGES, rng), rng.choice(REDUCTIONS), guard, rng.randint(-3, 9))
+        used: set[int | None] = {None}
+        for x in ELEMENTS:
+            index = spec.branch(x)
+            if index not in used and spec.element(x) is not None:
+                used.add(index)
+                if len(used) == len(branches) + 2:  # None, the branches and `otherwise`
+                    return spec
 
 
 def write_solution(spec: LongSpec, *, name: str, arg: str, keeper: str, changer: str) -> str:

@@ -95,6 +95,7 @@ class Reduction:
     end: str  # what follows the loop
     meaning: Callable[[list[int], list[int]], object]  # (kept, changed) -> result
     imports: str = ""  # above the function, in the comprehension and steps styles
+    returns: str = "int"  # annotation of the function
 
 
 def _extreme(name: str, adjectives: tuple[str, str], sign: str, meaning: Callable[[list[int]], int]) -> Reduction:
@@ -125,11 +126,11 @@ REDUCTIONS = [
     _extreme("max", ("largest", "highest"), ">", max),
     _extreme("min", ("smallest", "lowest"), "<", min),
     Reduction("list", ("the results as a list", "a list of the results"), "[{value} {clause}]", "changed", "result = []",
-              ("result.append({value})",), "return result", lambda kept, changed: changed),
+              ("result.append({value})",), "return result", lambda kept, changed: changed, returns="list[int]"),
     Reduction("sorted", ("the results sorted", "a sorted list of the results"), "sorted({value} {clause})", "sorted(changed)", "result = []",
-              ("result.append({value})",), "return sorted(result)", lambda kept, changed: sorted(changed)),
+              ("result.append({value})",), "return sorted(result)", lambda kept, changed: sorted(changed), returns="list[int]"),
     Reduction("reversed", ("the results in reverse order", "a reversed list of the results"), "[{value} {clause}][::-1]", "changed[::-1]",
-              "result = []", ("result.insert(0, {value})",), "return result", lambda kept, changed: list(reversed(changed))),
+              "result = []", ("result.insert(0, {value})",), "return result", lambda kept, changed: list(reversed(changed)), returns="list[int]"),
     Reduction("distinct", ("how many distinct results there are", "the number of different results"), "len({{{value} {clause}}})",
               "len(set(changed))", "seen = set()", ("seen.add({value})",), "return len(seen)",
               lambda kept, changed: len(dict.fromkeys(changed))),
@@ -137,8 +138,8 @@ REDUCTIONS = [
               ("return {value}",), "return -1", lambda kept, changed: [*changed, -1][0]),
     Reduction("text", ("the results joined by spaces", "a string of the results with spaces between"), '" ".join(str({value}) {clause})',
               '" ".join(str({x}) for {x} in changed)', "words = []", ("words.append(str({value}))",), 'return " ".join(words)',
-              lambda kept, changed: " ".join(f"{value}" for value in changed)),
+              lambda kept, changed: " ".join(f"{value}" for value in changed), returns="str"),
     Reduction("dict", ("a dict from each number to its result", "a dict that maps numbers to results"), "{{{x}: {value} {clause}}}",
               "dict(zip(kept, changed))", "result = {{}}", ("result[{x}] = {value}",), "return result",
-              lambda kept, changed: dict(zip(kept, changed, strict=True))),
+              lambda kept, changed: dict(zip(kept, changed, strict=True)), returns="dict[int, int]"),
 ]  # fmt: skip

@@ -24,7 +24,9 @@ from tasks.stage import UserError
 from tests.core.tiny import random_prompts, tiny_model, tiny_rules
 
 ROWS = 16
-SETTINGS = DistillConfig(learning_rate=1e-2, batch_size=8, epochs=2, ar_weight=2.0, checkpoint_every=2, log_every=1, warmup_share=0.25, dtype="float64")
+SETTINGS = DistillConfig(
+    learning_rate=1e-2, batch_size=8, epochs=2, ar_weight=2.0, checkpoint_every=2, log_every=1, warmup_share=0.25, dtype="float64"
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,161 @@
+"""What an experiment file becomes: every one composes, stage ids, and which settings reach which fingerprints. Nothing is run."""
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+
+from pipelines import schema
+from pipelines.stages import build_graph
+
+EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
+ROUND = ("trajectories", "pack", "distill", "export", "evaluate")
+SHARED = {"prompts", "base", "base/evaluate"}  # what no setting of a round reaches
+SMALL = ["experiment=smoke", "baselines=[cllm]"]
+
+
+@pytest.fixture
+def graph(tmp_path: Path):
+    """overrides -> the stage graph."""
+    schema.register()
+    GlobalHydra.instance().clear()
+
+    def build(*overrides: str):
+        with initialize_config_module("conf", version_base="1.3"):
+            return build_graph(schema.build(compose("config", list(overrides))), identity_cache=tmp_path)
+
+    return build
+
+
+def changed(graph, *overrides: str) -> set[str]:
+    """Stages whose fingerprints the overrides change."""
+    before, after = graph(*SMALL).fingerprints, graph(*SMALL, *overrides).fingerprints
+    assert before.keys() == after.keys()
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+def test_experiments_are_there():
+    assert {"quickstart", "smoke"} <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_builds_a_graph(graph, experiment: str):
+    stages = graph(f"experiment={experiment}").stages
+    assert stages[0].id == "prompts"
+    assert stages[-1].id == "report"
+
+
+def test_the_command_in_an_experiment_file_names_it():
+    for experiment in EXPERIMENTS:
+        text = (Path(__file__).parents[2] / "conf" / "experiment" / f"{experiment}.yaml").read_text()
+        assert f"python -m pipelines.full_run experiment={experiment}" in text
+
+
+def test_stage_ids(graph):
+    expected = ["prompts", "base", "base/evaluate"]
+    expected += [f"round{number}/{stage}" for number in (1, 2) for stage in ROUND]
+    expected += [f"cllm/{stage}" for stage in ROUND[1:]]
+    assert [stage.id for stage in graph(*SMALL).stages] == [*expected, "report"]
+
+
+def test_rounds_follow_each_other_and_cllm_branches_off_the_first(graph):
+    inputs = {stage.id: stage.inputs for stage in graph(*SMALL).stages}
+    assert inputs["round1/trajectories"]["model"] == inputs["round1/distill"]["model"] == "base"
+    assert inputs["round2/trajectories"]["model"] == inputs["round2/distill"]["model"] == "round1/export"
+    assert inputs["cllm/pack"]["trajectories"] == "round1/trajectories"
+    assert inputs["cllm/distill"]["model"] == "base"
+    assert {name for name in inputs["cllm/distill"] if name.startswith("budget/")} == {"budget/round1", "budget/round2"}
+    assert inputs["report"]["export/final"] == "round2/export"
+
+
+def test_a_sweep_over_schedules_shares_all_up_to_the_trajectories(graph):
+    graphs = [graph(*SMALL, f"noise_schedule={kind}").fingerprints for kind in ("linear", "random", "reverse")]
+    for stage in graphs[0]:
+        distinct = len({fingerprints[stage] for fingerprints in graphs})
+        if stage in SHARED | {"round1/trajectories", "cllm/pack"}:
+            assert distinct == 1, stage
+        else:
+            assert distinct == 3, stage
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "cluster.workers=1",
+        "cluster.num_cpus=16",
+        "cluster.threads_per_worker=2",
+        "paths.outputs=elsewhere",
+        "paths.store=elsewhere",
+        "paths.results=elsewhere.json",
+        "paths.tracking_uri=http://localhost:1",
+        "distill.checkpoint_every=3",
+        "force=[base]",
+        "dry_run=true",
+    ],
+)
+def test_what_cannot_change_a_result_is_in_no_fingerprint(graph, override: str):
+    assert changed(graph, override) == set()
+
+
+def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
+    everything = set(graph(*SMALL).fingerprints)
+    second = {f"round2/{stage}" for stage in ROUND}
+    cllm = {"cllm/distill", "cllm/export", "cllm/evaluate"}  # its token budget comes from the rounds
+    evaluations = {stage for stage in everything if stage.endswith("/evaluate")}
+    assert changed(graph, "seed=1") == everything
+    assert changed(graph, "data.train=65") == everything
+    assert changed(graph, "model.pretrain.steps=31") == everything
+    assert changed(graph, "rounds.0.block_size=8") == everything - SHARED
+    assert changed(graph, "rounds.0.window=2") == everything - SHARED - {"round1/trajectories", "cllm/pack"}
+    assert changed(graph, "rounds.1.block_size=8") == second | cllm | {"report"}
+    assert changed(graph, "rounds.1.learning_rate=0.1") == second - {"round2/trajectories", "round2/pack"} | cllm | {"report"}
+    assert changed(graph, "trajectories.max_new_tokens=41") == everything - SHARED
+    assert changed(graph, "distill.batch_size=4") == everything - SHARED - {"round1/trajectories", "round1/pack", "cllm/pack"}
+    assert changed(graph, "evaluate.speed_prompts=2") == evaluations | {"report"}
+    assert changed(graph, "name=other") == {"report"}
+
+
+def test_a_prompt_file_is_known_by_its_content(graph, tmp_path: Path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    fingerprints = []
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).write_text(text)
+        settings = ["data.source=file", f"data.path={tmp_path / name}", f"model.path={model}"]
+        fingerprints.append(graph(*SMALL, *settings).fingerprints["prompts"])
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
+def test_stage_configs_are_dataclasses_that_load_without_hydra(graph, tmp_path: Path):
+    configs = {stage.id: stage.config for stage in graph(*SMALL).stages}
+    assert all(dataclasses.is_dataclass(config) for config in configs.values())
+    (tmp_path / "configs").write_bytes(pickle.dumps(configs))
+    code = (
+        "import pickle, sys; c = pickle.load(open(sys.argv[1], 'rb')); print(len(c), sorted({'hydra', 'omegaconf', 'pipelines'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "configs")], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == [str(len(configs)), "[]"]
+
+
+def test_a_dry_run_imports_nothing_heavy_and_writes_no_stage(tmp_path: Path):
+    code = f"""
+import sys
+from pipelines import full_run
+sys.argv = ["full_run", "dry_run=true", "experiment=smoke", "paths.outputs={tmp_path}/out", "paths.store={tmp_path}/store"]
+assert full_run.main() == 0
+print(sorted({{"torch", "ray", "mlflow", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    *table, heavy = done.stdout.splitlines()
+    assert heavy == "[]"
+    assert table[0].split() == ["stage", "state", "fingerprint"]
+    assert [line.split()[0] for line in table[1:3]] == ["prompts", "base"]
+    assert all("to run" in line for line in table[1:])
+    assert not [path for path in (tmp_path / "store").iterdir() if not path.name.startswith(".")]
+    assert not (tmp_path / "out" / "mlflow.db").exists()

@@ -1,0 +1,220 @@
+"""Shards to files: every prompt once, the same bytes in any order and after any interruption, one bad row costs one row. No Ray here."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from jacobi_core.decoding.tokens import TokenRules
+from jacobi_core.hub import load_model, load_tokenizer
+from jacobi_core.trajectories.collect import collect
+from tasks import artifacts, generate_trajectories
+from tasks.generate_trajectories import GenerateTrajectoriesConfig, make_shards, run
+from tasks.stage import StageContext, UserError
+from tests.tasks.tiny_stage import CONTEXT_LENGTH, collect_shards, plain, write_split
+
+
+def settings(**changes) -> GenerateTrajectoriesConfig:
+    return GenerateTrajectoriesConfig(**{"block_size": 4, "max_new_tokens": 18, "batch_size": 4, "dtype": "float64", **changes})
+
+
+@pytest.fixture
+def train(prompts_folder):
+    return artifacts.read_prompts(prompts_folder, "train")
+
+
+@pytest.fixture
+def no_ray(monkeypatch):
+    """Importing Ray, and so starting one, is an error."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+@pytest.fixture
+def in_process(monkeypatch, no_ray):
+    """run() collects its open shards in this process; the list of those it asked for."""
+    asked = []
+
+    def run_shards(config, inputs, output, context, todo):
+        asked.extend(todo)
+        collect_shards(config, inputs, output, todo)
+
+    monkeypatch.setattr(generate_trajectories, "_run_shards", run_shards)
+    return asked
+
+
+def parts(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# ---- shards
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 11, 12, 1000])
+def test_shards_hold_every_prompt_once(train, batch_size):
+    shards = make_shards(train, settings(batch_size=batch_size))
+    assert sorted(p.id for shard in shards for p in shard) == sorted(p.id for p in train)
+    assert all(0 < len(shard) <= batch_size for shard in shards)
+    assert len(shards) == -(-len(train) // batch_size)
+    assert make_shards(train[::-1], settings(batch_size=batch_size)) == shards
+    lengths = [len(p.input_ids) for shard in shards for p in shard]
+    assert lengths == sorted(lengths)
+
+
+def test_the_first_prompts_are_chosen(train):
+    assert {p.id for shard in make_shards(train, settings(prompts=3)) for p in shard} == {p.id for p in train[:3]}
+    with pytest.raises(UserError, match="no training prompt"):
+        make_shards([], settings())
+
+
+@pytest.mark.parametrize("name", ["block_size", "max_new_tokens", "batch_size", "prompts"])
+def test_bad_settings_are_named(name):
+    with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got 0"):
+        settings(**{name: 0})
+
+
+# ---- files
+
+
+def test_a_shard_holds_what_collecting_alone_gives(tmp_path, stage_inputs, train):
+    config = settings(seed=5)
+    collect_shards(config, stage_inputs, tmp_path, range(3))
+    model = load_model(stage_inputs["model"], dtype="float64")
+    rules = TokenRules.of(model, load_tokenizer(stage_inputs["model"]))
+    found = {t.id: t for t in artifacts.read_trajectories(tmp_path)}
+    assert list(found) == [p.id for shard in make_shards(train, config) for p in shard]
+    for prompt in train:
+        alone = collect(model, [prompt.input_ids], [prompt.id], block_size=4, max_new_tokens=18, seed=5, rules=rules).trajectories[0]
+        assert plain(found[prompt.id]) == plain(alone)
+    assert len({len(t.answer_ids) for t in found.values()}) > 2  # the tiny model does end answers
+
+
+def test_the_order_of_shards_does_not_change_a_byte(tmp_path, stage_inputs):
+    collect_shards(settings(), stage_inputs, tmp_path / "a", [0, 1, 2])
+    collect_shards(settings(), stage_inputs, tmp_path / "b", [2, 0])
+    collect_shards(settings(), stage_inputs, tmp_path / "b", [1])
+    assert parts(tmp_path / "a") == parts(tmp_path / "b")
+    assert list(parts(tmp_path / "a")) == ["part-000000.parquet", "part-000001.parquet", "part-000002.parquet"]
+    collect_shards(settings(seed=1), stage_inputs, tmp_path / "c", [0, 1, 2])
+    assert parts(tmp_path / "c") != parts(tmp_path / "a")
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path, stage_inputs, in_process):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole.mkdir()
+    metrics = run(settings(), stage_inputs, whole, StageContext())
+    assert in_process == [0, 1, 2]
+    collect_shards(settings(), stage_inputs, resumed, [1])
+    stamp = artifacts.trajectory_part(resumed, 1).stat().st_mtime_ns
+    (resumed / ".part-000002.parquet.99.tmp").write_bytes(b"half a file of a killed worker")
+    in_process.clear()
+    assert run(settings(), stage_inputs, resumed, StageContext()) == metrics
+    assert in_process == [0, 2]
+    assert artifacts.trajectory_part(resumed, 1).stat().st_mtime_ns == stamp
+    (resumed / ".part-000002.parquet.99.tmp").unlink()
+    assert parts(resumed) == parts(whole)
+
+
+def test_a_run_with_nothing_left_to_do_starts_no_ray(tmp_path, stage_inputs, no_ray):
+    collect_shards(settings(), stage_inputs, tmp_path, range(3))
+    before = parts(tmp_path)
+    metrics = run(settings(), stage_inputs, tmp_path, StageContext())
+    assert parts(tmp_path) == before
+    artifacts.trajectory_part(tmp_path, 1).unlink()
+    with pytest.raises(ImportError):  # the guard works: with a shard to do, Ray is asked for
+        run(settings(), stage_inputs, tmp_path, StageContext())
+
+    found = list(artifacts.read_trajectories(collected(tmp_path / "again", stage_inputs)))
+    tokens = sum(len(t.answer_ids) for t in found)
+    blocks = [len(states) for t in found for states in t.states]
+    size = sum(len(raw) for raw in before.values())
+    assert metrics == {
+        "prompts": 11,
+        "trajectories": 11,
+        "quarantined": 0,
+        "answer_tokens": tokens,
+        "states_per_block": sum(blocks) / len(blocks),
+        "eos_share": sum(t.stop_reason == "eos" for t in found) / 11,
+        "bytes_per_answer_token": size / tokens,
+    }
+    assert 0 < metrics["eos_share"] < 1 and 1 < metrics["states_per_block"] <= 5
+
+
+def collected(folder, inputs):
+    collect_shards(settings(), inputs, folder, range(3))
+    return folder
+
+
+def test_a_missing_row_is_noticed(tmp_path, stage_inputs, no_ray):
+    collect_shards(settings(), stage_inputs, tmp_path, range(3))
+    path = artifacts.trajectory_part(tmp_path, 1)
+    artifacts.write_trajectories(path, list(artifacts.read_trajectories(tmp_path))[4:7])
+    with pytest.raises(UserError, match="holds 10 trajectories and 0 quarantined rows for 11 prompts"):
+        run(settings(), stage_inputs, tmp_path, StageContext())
+
+
+# ---- bad rows
+
+
+@pytest.fixture
+def poisoned(tmp_path, train, base_folder):
+    """Inputs with three prompts that cannot be answered, and their ids by what is wrong with them."""
+    good = train[:5]
+    bad = {
+        "empty": dataclasses.replace(train[5], id=101, input_ids=[]),
+        "long": dataclasses.replace(train[5], id=102, input_ids=[300] * (CONTEXT_LENGTH - 5)),
+        "unknown": dataclasses.replace(train[5], id=103, input_ids=[5, 10**6, 7]),
+    }
+    rows = [good[0], bad["long"], good[1], bad["empty"], bad["unknown"], *good[2:]]
+    return {"prompts": write_split(tmp_path / "poisoned", rows), "model": base_folder}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_bad_row_costs_one_row(tmp_path, stage_inputs, poisoned, train, in_process, batch_size):
+    output = tmp_path / "out"
+    output.mkdir()
+    config = settings(batch_size=batch_size, max_bad_share=0.5)
+    metrics = run(config, poisoned, output, StageContext())
+    assert (metrics["prompts"], metrics["trajectories"], metrics["quarantined"]) == (8, 5, 3)
+    failures = {f["id"]: f["error"] for path in output.glob("quarantine-*.json") for f in artifacts.read_json(path)}
+    assert sorted(failures) == [101, 102, 103]
+    assert "ValueError" in failures[101] and "at least one token" in failures[101]
+    assert "exceed the model's context" in failures[102]
+    assert failures[103].startswith("IndexError")
+    collect_shards(settings(), stage_inputs, tmp_path / "healthy", range(3))
+    healthy = {t.id: plain(t) for t in artifacts.read_trajectories(tmp_path / "healthy")}
+    assert {t.id: plain(t) for t in artifacts.read_trajectories(output)} == {p.id: healthy[p.id] for p in train[:5]}
+
+
+def test_workers_say_what_a_shard_gave(tmp_path, poisoned):
+    (row,) = collect_shards(settings(batch_size=8), poisoned, tmp_path / "out", [0])
+    tokens = sum(len(t.answer_ids) for t in artifacts.read_trajectories(tmp_path / "out"))
+    assert row == {"shard": [0], "answer_tokens": [tokens], "quarantined": [3]}
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.0, True), (0.37, True), (0.375, False)])
+def test_too_many_bad_rows_are_an_error(tmp_path, poisoned, in_process, share, refused):
+    output = tmp_path / "out"
+    output.mkdir()
+    if not refused:
+        assert run(settings(max_bad_share=share), poisoned, output, StageContext())["quarantined"] == 3
+        return
+    with pytest.raises(UserError, match=rf"^3 of 8 prompts failed, more than trajectories\.max_bad_share={share}; the first: id 101: ValueError"):
+        run(settings(max_bad_share=share), poisoned, output, StageContext())
+
+
+def test_nothing_but_bad_rows_is_an_error(tmp_path, train, base_folder, in_process):
+    rows = [dataclasses.replace(train[0], input_ids=[])]
+    inputs = {"prompts": write_split(tmp_path / "prompts", rows), "model": base_folder}
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="^1 of 1 prompts failed"):
+        run(settings(max_bad_share=1.0), inputs, tmp_path / "out", StageContext())
+
+
+def test_a_row_that_fails_once_only_is_not_counted_for_ever(tmp_path, stage_inputs, in_process):
+    """A worker killed between its two files, then a rerun in which the row works (memory was short, say)."""
+    artifacts.write_json(tmp_path / "quarantine-000001.json", [{"id": 1, "error": "OutOfMemoryError: "}])
+    metrics = run(settings(), stage_inputs, tmp_path, StageContext())
+    assert (metrics["trajectories"], metrics["quarantined"]) == (11, 0)
+    assert not list(tmp_path.glob("quarantine-*"))
