@@ -198,7 +198,7 @@ def _speed(config: EvaluateConfig, model: PreTrainedModel, rules: TokenRules, pr
                 run_.generations.append(generation)
         if time.monotonic() - told > 10:
             told = time.monotonic()
-            log.info("evaluate: speed %d/%d prompts", index + 1 - WARM_UP, len(prompts))
+            log.info("evaluate: speed %d/%d prompts", max(0, index + 1 - WARM_UP), len(prompts))
     return runs
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks import artifacts
-from tasks.stage import StageContext, UserError, check_dtype
+from tasks.stage import NOT_HASHED, StageContext, UserError, check_dtype
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class TrajectorySettings:
     batch_size: int = 32  # prompts decoded together; one shard, one file
     seed: int = 0  # of the random first guesses
     dtype: str = "float32"
-    max_bad_share: float = 0.01  # of prompts that may fail before the stage does
+    max_bad_share: float = field(default=0.01, metadata=NOT_HASHED)  # of prompts that may fail before the stage does
 
 
 @dataclass

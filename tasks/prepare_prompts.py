@@ -47,7 +47,7 @@ class PromptSettings:
     system: str | None = None  # system message put before every prompt
     max_prompt_tokens: int = 512  # longer prompts are dropped and counted
     seed: int = 0  # of generated problems and of the order that splits are cut from
-    tokenizer_vocabulary: int = 512  # where one is trained, for a base pretrained here
+    tokenizer_vocabulary: int = 1024  # where one is trained, for a base pretrained here
 
     def __post_init__(self) -> None:
         self.source = Source(self.source)

@@ -22,7 +22,7 @@ from tasks.problem_sets.minicode_asserts import write_asserts
 from tasks.problem_sets.minicode_pieces import ARGUMENTS, CHANGES, DIVISIBILITY, ELEMENTS, NOUNS, REDUCTIONS, SIZE, VERBS, Part, Reduction, draw_part
 from tasks.problem_sets.problem import Problem
 
-SPACE, SPACE_LONG = 14_000, 10_000  # distinct problems of each form, all splits together
+SPACE, SPACE_LONG = 9_000, 10_000  # distinct problems of each form, all splits together
 SPLITS = ("train", "validation", "test")
 
 VARIABLES = ("x", "n", "v", "item", "num", "k")

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from tasks.base_model.pretrain import IGNORED, PretrainConfig, batches, pretrain
+from tasks.base_model.pretrain import IGNORED, PretrainConfig, batches, build_model, pretrain
 from tasks.base_model.tokenizer import train_tokenizer
 from tasks.problem_sets.minicode import generate
 from tasks.stage import silent_reporter
@@ -123,3 +124,15 @@ def test_batches_hold_every_example_once_an_epoch_with_little_padding():
 def test_bad_settings_are_named(tokenizer, examples, changes):
     with pytest.raises(ValueError, match=f"^{next(iter(changes))}: "):
         pretrain(examples, tokenizer=tokenizer, config=tiny(**changes), report=silent_reporter)
+
+
+def test_a_tokenizer_reloaded_beside_its_model_splits_text_the_same_way(tmp_path):
+    """transformers picks the tokenizer class by the checkpoint's model type; ours must be that class already."""
+    text = "def f(xs: list[int]) -> int:\n    kept = [x for x in xs if x > 12]\n\treturn 345\n"
+    tokenizer = train_tokenizer([text] * 50, vocab_size=400)
+    tokenizer.save_pretrained(tmp_path)
+    build_model(tokenizer, PretrainConfig(hidden_size=32, intermediate_size=32, layers=1, heads=2, kv_heads=1)).save_pretrained(tmp_path)
+    reloaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert reloaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert reloaded.decode(tokenizer(text)["input_ids"]) == text
+    assert reloaded.eos_token_id == tokenizer.eos_token_id
