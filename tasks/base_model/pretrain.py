@@ -28,12 +28,12 @@ class PretrainConfig:
     hidden_size: int = 256
     intermediate_size: int = 768
     layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
+    heads: int = 8
+    kv_heads: int = 8
     max_positions: int = 2048  # longest prompt + answer, in tokens
-    steps: int = 1800
+    steps: int = 1700
     batch_size: int = 8  # rows per step
-    learning_rate: float = 2.5e-3
+    learning_rate: float = 1.5e-3
     warmup: int = 40  # steps
     weight_decay: float = 0.05
     prompt_loss: bool = False  # also learn to predict the prompt, whose words are mostly drawn at random

@@ -59,19 +59,6 @@ CHANGES = [
     _with_constants("add{c}", range(1, 10), ("add {c} to each", "increase each by {c}"), "{x} + {c}", lambda x, c: c + x),
     _with_constants("sub{c}", range(1, 10), ("subtract {c} from each", "decrease each by {c}"), "{x} - {c}", lambda x, c: -(c - x)),
     _with_constants("mul{c}", range(2, 10), ("multiply each by {c}", "scale each by {c}"), "{x} * {c}", lambda x, c: sum([x] * c)),
-    _with_constants("floor{c}", range(2, 10), ("floor divide each by {c}",), "{x} // {c}", lambda x, c: (x - x % c) // c),
-    _with_constants("mod{c}", range(3, 10), ("take each modulo {c}", "take the remainder of each by {c}"), "{x} % {c}", lambda x, c: x - x // c * c),
-    [
-        part
-        for scale in range(2, 5)
-        for part in _with_constants(
-            f"mul{scale}add{{c}}",
-            range(1, 10),
-            (f"multiply each by {scale} and add {{c}}", f"scale each by {scale} and add {{c}}"),
-            f"{{x}} * {scale} + {{c}}",
-            lambda x, c, scale=scale: c + scale * x,
-        )
-    ],
 ]
 
 
