@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -14,6 +16,7 @@ class CachedForward:
         """Raises ValueError for a model whose cache cannot be rolled back token by token (sliding window, linear attention)."""
         self.model = model
         self.cache = DynamicCache(config=model.config)
+        self._branches: list[int] = []  # cache index where each chain of the last predict begins
         odd = sorted({type(layer).__name__ for layer in self.cache.layers if type(layer) is not DynamicLayer})
         if odd:
             raise ValueError(
@@ -50,9 +53,54 @@ class CachedForward:
         if length < current:
             self.cache.crop(length - current)
 
+    def predict(self, committed: Sequence[int], chains: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Feed committed tokens and, side by side behind them, chains of drafts that do not see each other (batch of one).
+
+        Returns per chain the argmax after the last committed token and after each of its tokens. `keep` must follow.
+        """
+        before, device = self.length, self.model.device
+        fed = [*committed]
+        for chain in chains:
+            fed += chain
+        ids = torch.tensor([fed], device=device)
+        drafted = len(fed) - len(committed)
+        if len(chains) == 1:
+            logits = self(ids, keep=drafted + 1)
+        else:
+            positions = torch.tensor([[*range(len(committed))] + [len(committed) + i for c in chains for i in range(len(c))]], device=device)
+            visible = side_by_side(before, len(committed), tuple(len(c) for c in chains)).to(device)
+            logits = self(ids, keep=drafted + 1, position_ids=positions + before, attention_mask=model_mask(self.model, visible))
+        root, *after = logits[0].argmax(-1).tolist()
+        predictions, self._branches, at = [], [], 0
+        for chain in chains:
+            predictions.append([root, *after[at : at + len(chain)]])
+            self._branches.append(before + len(committed) + at)
+            at += len(chain)
+        return predictions
+
+    def keep(self, chain: int, accepted: int) -> None:
+        """Keep the committed tokens of the last `predict` and the first `accepted` of one chain; forget the rest."""
+        start, source = self._branches[0], self._branches[chain]
+        if accepted and source != start:  # the accepted tokens move up behind the committed ones: the only rows ever copied
+            for layer in self.cache.layers:
+                for tensor in (layer.keys, layer.values):
+                    tensor[:, :, start : start + accepted] = tensor[:, :, source : source + accepted].clone()
+        self.rollback(start + accepted)
+
     def select_rows(self, rows: torch.Tensor) -> None:
         """Keep only these batch rows, long [b], in this order."""
         self.cache.batch_select_indices(rows)
+
+
+def side_by_side(cached: int, committed: int, chains: tuple[int, ...]) -> torch.Tensor:
+    """bool [1, 1, q, cached + q]: causal, and no chain sees another."""
+    width = committed + sum(chains)
+    fed = torch.ones(width, width, dtype=torch.bool).tril_()
+    at = committed
+    for length in chains:
+        fed[at + length :, at : at + length] = False
+        at += length
+    return torch.cat([torch.ones(width, cached, dtype=torch.bool), fed], 1)[None, None]
 
 
 def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,17 @@ from enum import Enum
 
 
 class Method(str, Enum):
-    """How drafts are made and committed (algorithm section 1). Members are lower-case: OmegaConf finds enum members by name."""
+    """How far ahead drafts reach, and what is verified beside them (algorithm sections 1 and 6).
+
+    Members are lower-case: OmegaConf finds enum members by name.
+    """
 
     ar = "ar"  # one token per forward
     jacobi = "jacobi"  # block by block: nothing is committed past the end of the current block; what trajectories record
     running_window = "running_window"  # the block is topped up after every forward (paper section 4.2)
+    recycling = "recycling"  # running window, and n-grams of rejected drafts verified as candidates (paper section 3.2)
+    multi_block = "multi_block"  # up to max_blocks blocks in flight (paper section 3.2)
+    mr = "mr"  # multi_block with recycling: the paper's algorithm 1
 
 
 @dataclass
@@ -22,12 +28,29 @@ class DecodingConfig:
     block_size: int = 64  # n: tokens refreshed by one forward; 1 for AR
     max_new_tokens: int = 512  # exact cap on returned tokens
     seed: int = 0  # of the random first guess
+    max_blocks: int = 2  # K: blocks in flight (multi_block, mr)
+    spawn_ratio: float = 0.85  # r: share of the newest block that must be pseudo-accepted before the next one starts
+    verification_size: int = 4  # candidates verified in one forward, the refreshed draft included (recycling, mr, ngram)
+    pool_size: int = 16  # rejected drafts that are kept for recycling
+    ngram: bool = False  # candidates copied from prompt + text so far, wherever its last tokens occurred before
 
     def __post_init__(self) -> None:
         self.method = Method(self.method)
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.method is Method.ar and self.block_size != 1:
-            raise ValueError(f"method=ar decodes one token per forward: block_size must be 1, got {self.block_size}")
+        for name in ("block_size", "max_new_tokens", "max_blocks", "verification_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.pool_size < 0:
+            raise ValueError(f"pool_size must not be negative, got {self.pool_size}")
+        if not 0 < self.spawn_ratio <= 1:
+            raise ValueError(f"spawn_ratio must be above 0 and at most 1, got {self.spawn_ratio}")
+        if self.method is Method.ar and (self.block_size != 1 or self.ngram):
+            raise ValueError("method=ar decodes one token per forward: block_size must be 1 and ngram false")
+
+    @property
+    def recycles(self) -> bool:
+        return self.method in (Method.recycling, Method.mr) and self.pool_size > 0
+
+    @property
+    def candidates(self) -> int:
+        """Most candidates beside the refreshed draft."""
+        return self.verification_size - 1 if self.recycles or self.ngram else 0

@@ -13,7 +13,13 @@ class DecodingStats:
     """Counts of one generation; the first forward (prompt + first draft) is counted."""
 
     committed_per_forward: list[int] = field(default_factory=list)
+    accepted_from: Counter[str] = field(default_factory=Counter)  # committed tokens by source: draft, recycled, ngram
     stop_reason: str = ""  # "eos" or "length"
+
+    def count(self, committed: int, source: str) -> None:
+        """One forward."""
+        self.committed_per_forward.append(committed)
+        self.accepted_from[source] += committed
 
     @property
     def forwards(self) -> int:

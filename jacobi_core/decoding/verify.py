@@ -1,11 +1,13 @@
-"""The greedy rule: how much of a draft one forward has verified (algorithm section 1)."""
+"""The greedy rule: how much of a draft one forward has verified (algorithm section 1). On the host: a draft is at most a few blocks."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
 
-def accepted_length(draft: torch.Tensor, predictions: torch.Tensor) -> int:
-    """Length a of the longest prefix of draft [n-1] equal to the predictions [n]; predictions[:a+1] are then exact."""
-    wrong = (draft != predictions[:-1]).nonzero()
-    return int(wrong[0]) if len(wrong) else len(draft)
+def accepted_length(draft: Sequence[int], predictions: Sequence[int]) -> int:
+    """Length a of the longest prefix of the draft equal to the predictions, which are one longer; predictions[:a+1] are then exact."""
+    for i, (token, predicted) in enumerate(zip(draft, predictions, strict=False)):
+        if token != predicted:
+            return i
+    return len(draft)
