@@ -12,6 +12,7 @@ _PUBLIC = {
     "TokenRules": "jacobi_core.decoding.tokens",
     "generate": "jacobi_core.decoding.generate",
     "jacobi_generate": "jacobi_core.decoding.hf_generate",
+    "checkpoint_generate": "jacobi_core.decoding.checkpoint_generate",
     "greedy_batch": "jacobi_core.decoding.greedy_batch",
     "compare_with_ar": "jacobi_core.decoding.equivalence",
     "Trajectory": "jacobi_core.trajectories.record",

@@ -8,6 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from jacobi_core.decoding.checkpoint_generate import generate_file
+
 transformers_logging.disable_progress_bar()  # the bars of several workers garble one terminal
 
 
@@ -34,8 +36,24 @@ def empty_model(path: str | Path, *, dtype: str = "float32", trust_remote_code: 
     return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
 
 
-def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, *, generation_config: GenerationConfig) -> None:
-    """A plain checkpoint (safetensors, ties kept) that `from_pretrained` reloads bit-equal."""
+def save_checkpoint(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    generation_config: GenerationConfig,
+    with_decoder: bool = False,
+    block_size: int | None = None,
+) -> None:
+    """A plain checkpoint (safetensors, ties kept) that `from_pretrained` reloads bit-equal.
+
+    with_decoder: also the small file by which transformers, given trust_remote_code=True, decodes with this package; block_size: the
+    default there, of the text it was trained on.
+    """
     model.generation_config = generation_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if with_decoder:
+        file = Path(folder, "custom_generate", "generate.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(generate_file(block_size=block_size), encoding="utf-8")

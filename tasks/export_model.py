@@ -29,7 +29,14 @@ def run(config: ExportConfig, inputs: Mapping[str, Path], output: Path, context:
     source, trust = inputs["model"], context.trust_remote_code
     model = empty_model(source, dtype=config.dtype, trust_remote_code=trust)
     load_weights(inputs["checkpoint"] / "checkpoint", model)
-    save_checkpoint(model, load_tokenizer(source, trust_remote_code=trust), output, generation_config=GenerationConfig.from_pretrained(source))
+    save_checkpoint(
+        model,
+        load_tokenizer(source, trust_remote_code=trust),
+        output,
+        generation_config=GenerationConfig.from_pretrained(source),
+        with_decoder=True,
+        block_size=config.block_size,
+    )
     before = provenance(source)
     tokens = before["train_tokens"] + artifacts.read_json(inputs["checkpoint"] / "training.json")["train_tokens"]
     artifacts.write_json(output / PROVENANCE, {**before, "name": config.name, "train_tokens": tokens, "block_size": config.block_size})
@@ -53,5 +60,23 @@ tags: [jacobi-forcing, parallel-decoding]
 
 An ordinary autoregressive checkpoint of {before["source"]} (licence: {before["licence"]}), trained with Jacobi Forcing
 (arXiv 2512.14681) on {tokens:,} packed tokens of its own greedy answers, last at block size {config.block_size}.
-Greedy parallel decoding with `jacobi_core.generate` returns exactly what greedy autoregressive decoding of these weights returns.
+Greedy parallel decoding returns exactly what greedy autoregressive decoding of these weights returns, in fewer forwards.
+
+After `pip install jacobi-forcing`, for one prompt at a time:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # where this checkpoint is
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)  # trust: custom_generate/generate.py
+inputs = tokenizer.apply_chat_template(
+    [{{"role": "user", "content": "..."}}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+output = model.generate(**inputs, do_sample=False, max_new_tokens=256)  # parallel, block_size={config.block_size}
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
+Without trust_remote_code the same call decodes one token at a time, with the same result; `type(model).generate(model, ...)` does so with it.
+`python -m pipelines.doctor model=FOLDER` proves the equality on your machine.
 """
