@@ -15,6 +15,7 @@ _PUBLIC = {
     "checkpoint_generate": "jacobi_core.decoding.checkpoint_generate",
     "greedy_batch": "jacobi_core.decoding.greedy_batch",
     "compare_with_ar": "jacobi_core.decoding.equivalence",
+    "certify": "jacobi_core.decoding.doctor",
     "Trajectory": "jacobi_core.trajectories.record",
     "collect": "jacobi_core.trajectories.collect",
     "NoiseSchedule": "jacobi_core.distillation.noise_schedule",

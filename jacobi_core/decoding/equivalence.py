@@ -10,12 +10,24 @@ from transformers import PreTrainedModel
 TIE_MARGIN = 1e-3  # logits closer than this can change order with the shape of a forward; a wider gap is a defect
 
 
+def tie_margin(dtype: torch.dtype, largest_logit: float) -> float:
+    """Widest top-2 logit margin that rounding in `dtype` explains, where the largest logit has the absolute value `largest_logit`.
+
+    float64: none, every difference is a defect. float32: TIE_MARGIN. bfloat16 and float16: 4 units in the last place of the largest
+    logit (1/32 of it in bfloat16): logits are themselves rounded to one unit, and the hidden state behind them to a few more.
+    """
+    if dtype is torch.float64:
+        return 0.0
+    return TIE_MARGIN if dtype is torch.float32 else 4 * torch.finfo(dtype).eps * largest_logit
+
+
 @dataclass(frozen=True)
 class Difference:
-    """Where an output leaves greedy AR's: index of the first differing answer token, top-2 logit margin of AR there."""
+    """Where an output leaves greedy AR's: index of the first differing answer token, and AR's logits there: top-2 margin, largest |logit|."""
 
     first_index: int
     margin: float
+    largest_logit: float
 
     @property
     def kind(self) -> str:
@@ -31,5 +43,6 @@ def compare_with_ar(model: PreTrainedModel, prompt: torch.Tensor, ar_tokens: tor
     wrong = (ar_tokens[:shared] != tokens[:shared]).nonzero()
     index = int(wrong[0]) if len(wrong) else shared
     context = torch.cat([prompt.cpu(), ar_tokens[:index].cpu()]).to(model.device)
-    top2 = model(input_ids=context.unsqueeze(0), use_cache=False, logits_to_keep=1).logits[0, -1].double().topk(2).values
-    return Difference(first_index=index, margin=float(top2[0] - top2[1]))
+    logits = model(input_ids=context.unsqueeze(0), use_cache=False, logits_to_keep=1).logits[0, -1].double()
+    top2 = logits.topk(2).values
+    return Difference(first_index=index, margin=float(top2[0] - top2[1]), largest_logit=float(logits.abs().max()))
