@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines import schema
+from pipelines.arguments import make_parent
 from pipelines.dag import Graph, PlannedStage, execute, plan
 from pipelines.errors import config_error, summary, user_error
 from pipelines.schema import PipelineConfig
@@ -95,7 +96,7 @@ def run(config: PipelineConfig) -> None:
     if config.dry_run:
         return
     if config.paths.results:
-        _make_parent("paths.results", Path(config.paths.results))
+        make_parent("paths.results", Path(config.paths.results))
     uri = config.paths.tracking_uri or sqlite_uri(outputs)
     sweep = None
     if hydra_config.mode is RunMode.MULTIRUN:
@@ -119,13 +120,6 @@ def _graph(config: PipelineConfig, store: Store) -> Graph:
     except ValueError as error:  # every section has passed its own checks: what is left is one changed by a round
         raise UserError(f"rounds: {error}") from error
     return graph.until(config.until) if config.until else graph
-
-
-def _make_parent(setting: str, file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{setting}={file}: cannot write there ({error.strerror}); choose another place") from error
 
 
 def stage_table(planned: list[PlannedStage]) -> str:

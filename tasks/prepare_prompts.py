@@ -164,26 +164,31 @@ def _cut_splits(config: PreparePromptsConfig, drafts: dict[int, _Draft]) -> list
 
 
 def _read_file(path: Path) -> list[_Draft]:
+    return [_Draft("", messages, {"problem_set": path.stem}) for messages in read_messages(path, setting="data.path")]
+
+
+def read_messages(path: Path, *, setting: str) -> list[list[dict[str, str]]]:
+    """The prompts of a jsonl file, each as chat messages. Raises UserError naming `setting`, the file and the row."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data.path={path}: cannot be read ({error})") from error
-    drafts = [_Draft("", _row_messages(path, number, line), {"problem_set": path.stem}) for number, line in enumerate(lines, 1) if line.strip()]
-    if not drafts:
-        raise UserError(f"data.path={path}: holds no prompts")
-    return drafts
+        raise UserError(f"{setting}={path}: cannot be read ({error})") from error
+    found = [_row_messages(f"{setting}={path}, row {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise UserError(f"{setting}={path}: holds no prompts")
+    return found
 
 
-def _row_messages(path: Path, number: int, line: str) -> list[dict[str, str]]:
+def _row_messages(where: str, line: str) -> list[dict[str, str]]:
     try:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is text for JSON, and for nothing after it
     except ValueError as error:
-        raise UserError(f"data.path={path}, row {number}: not JSON with Unicode text ({error})") from error
+        raise UserError(f"{where}: not JSON with Unicode text ({error})") from error
     if isinstance(row, dict) and isinstance(row.get("prompt"), str) and row["prompt"]:
         return [{"role": "user", "content": row["prompt"]}]
     messages = row.get("messages") if isinstance(row, dict) else None
     well_formed = isinstance(messages, list) and messages
     if not (well_formed and all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)):
-        raise UserError(f'data.path={path}, row {number}: needs "prompt" (text) or "messages" (list of role and content)')
+        raise UserError(f'{where}: needs "prompt" (text) or "messages" (list of role and content)')
     return [{"role": m["role"], "content": m["content"]} for m in messages]
