@@ -81,7 +81,7 @@ def _distill(name: str, settings: DistillConfig, *, model: str, more_inputs: dic
 
 def _export(config: PipelineConfig, name: str, block_size: int, *, model: str) -> Stage:
     settings = ExportConfig(name=name, block_size=block_size, dtype=config.distill.dtype)
-    return Stage(f"{name}/export", "export", 1, "tasks.export_model:run", settings, inputs={"model": model, "checkpoint": f"{name}/distill"})
+    return Stage(f"{name}/export", "export", 2, "tasks.export_model:run", settings, inputs={"model": model, "checkpoint": f"{name}/distill"})
 
 
 def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Stage:
