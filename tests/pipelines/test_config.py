@@ -93,7 +93,7 @@ def test_a_sweep_over_schedules_shares_all_up_to_the_trajectories(graph):
         "paths.store=elsewhere",
         "paths.results=elsewhere.json",
         "paths.tracking_uri=http://localhost:1",
-        "distill.checkpoint_every=3",
+        "distill.checkpoint_every=4",
         "force=[base]",
         "dry_run=true",
     ],
