@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from jacobi_core.decoding.config import DecodingConfig, Method
-from jacobi_core.decoding.equivalence import compare_with_ar, tie_margin
+from jacobi_core.decoding.equivalence import compare_with_ar
 from jacobi_core.decoding.generate import generate
 from jacobi_core.decoding.tokens import TokenRules, eos_id_set
 
@@ -121,10 +121,7 @@ def _compare(model: PreTrainedModel, prompt: torch.Tensor, ar: torch.Tensor, tok
     difference = compare_with_ar(model, prompt, ar, tokens)
     if difference is None:
         return None
-    tolerance = tie_margin(model.dtype, difference.largest_logit)
-    same_tokens = difference.first_index == min(len(ar), len(tokens))  # one answer begins with the other: no rounding does that
-    kind = "defect" if same_tokens or difference.margin > tolerance or tolerance == 0 else "tie"
-    return Finding(*where, difference.first_index, difference.margin, tolerance, kind)
+    return Finding(*where, difference.first_index, difference.margin, difference.tolerance, difference.kind)
 
 
 @torch.inference_mode()

@@ -23,15 +23,17 @@ def tie_margin(dtype: torch.dtype, largest_logit: float) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an output leaves greedy AR's: index of the first differing answer token, and AR's logits there: top-2 margin, largest |logit|."""
+    """Where an output leaves greedy AR's: index of the first differing answer token, top-2 logit margin of AR there."""
 
     first_index: int
     margin: float
-    largest_logit: float
+    tolerance: float  # widest margin that rounding explains here, see tie_margin
+    prefix: bool  # one answer begins with the other: a stop too early or too late, which no rounding explains
 
     @property
     def kind(self) -> str:
-        return "tie" if self.margin <= TIE_MARGIN else "defect"
+        """ "tie" or "defect"."""
+        return "defect" if self.prefix or self.tolerance == 0 or self.margin > self.tolerance else "tie"
 
 
 @torch.inference_mode()
@@ -45,4 +47,5 @@ def compare_with_ar(model: PreTrainedModel, prompt: torch.Tensor, ar_tokens: tor
     context = torch.cat([prompt.cpu(), ar_tokens[:index].cpu()]).to(model.device)
     logits = model(input_ids=context.unsqueeze(0), use_cache=False, logits_to_keep=1).logits[0, -1].double()
     top2 = logits.topk(2).values
-    return Difference(first_index=index, margin=float(top2[0] - top2[1]), largest_logit=float(logits.abs().max()))
+    tolerance = tie_margin(model.dtype, float(logits.abs().max()))
+    return Difference(first_index=index, margin=float(top2[0] - top2[1]), tolerance=tolerance, prefix=not len(wrong))

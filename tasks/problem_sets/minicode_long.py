@@ -137,7 +137,7 @@ def write_problem(spec: LongSpec, rng: random.Random) -> Problem:
     )
     prompt = rng.choice(TEMPLATES).format(name=name, arg=arg, keeper=keeper, changer=changer, rules=rules)
     solution = write_solution(spec, name=name, arg=arg, keeper=keeper, changer=changer)
-    return Problem(f"minicode_long/{spec.name}", prompt, name, write_asserts(name, spec.element, spec.meaning, rng), solution)
+    return Problem(f"minicode_long/{spec.name}", prompt, name, write_asserts(name, spec.element, spec.meaning, rng, lists=10), solution)
 
 
 def _about_x(change: Part, rng: random.Random) -> str:
