@@ -16,7 +16,7 @@ class CachedForward:
         """Raises ValueError for a model whose cache cannot be rolled back token by token (sliding window, linear attention)."""
         self.model = model
         self.cache = DynamicCache(config=model.config)
-        self._branches: list[int] = []  # cache index where each chain of the last predict begins
+        self._branches: list[int] = []  # cache index where each chain of the last logits_of begins
         odd = sorted({type(layer).__name__ for layer in self.cache.layers if type(layer) is not DynamicLayer})
         if odd:
             raise ValueError(
@@ -53,10 +53,10 @@ class CachedForward:
         if length < current:
             self.cache.crop(length - current)
 
-    def predict(self, committed: Sequence[int], chains: Sequence[Sequence[int]]) -> list[list[int]]:
+    def logits_of(self, committed: Sequence[int], chains: Sequence[Sequence[int]]) -> torch.Tensor:
         """Feed committed tokens and, side by side behind them, chains of drafts that do not see each other (batch of one).
 
-        Returns per chain the argmax after the last committed token and after each of its tokens. `keep` must follow.
+        Returns [1 + all chain tokens, V]: after the last committed token, then after each token of each chain. `keep` must follow.
         """
         before, device = self.length, self.model.device
         fed = [*committed]
@@ -70,16 +70,14 @@ class CachedForward:
             positions = torch.tensor([[*range(len(committed))] + [len(committed) + i for c in chains for i in range(len(c))]], device=device)
             visible = side_by_side(before, len(committed), tuple(len(c) for c in chains)).to(device)
             logits = self(ids, keep=drafted + 1, position_ids=positions + before, attention_mask=model_mask(self.model, visible))
-        root, *after = logits[0].argmax(-1).tolist()
-        predictions, self._branches, at = [], [], 0
+        self._branches, at = [], before + len(committed)
         for chain in chains:
-            predictions.append([root, *after[at : at + len(chain)]])
-            self._branches.append(before + len(committed) + at)
+            self._branches.append(at)
             at += len(chain)
-        return predictions
+        return logits[0]
 
     def keep(self, chain: int, accepted: int) -> None:
-        """Keep the committed tokens of the last `predict` and the first `accepted` of one chain; forget the rest."""
+        """Keep the committed tokens of the last `logits_of` and the first `accepted` of one chain; forget the rest."""
         start, source = self._branches[0], self._branches[chain]
         if accepted and source != start:  # the accepted tokens move up behind the committed ones: the only rows ever copied
             for layer in self.cache.layers:

@@ -5,38 +5,43 @@ The file imports this package and holds no code of the decoder, so that an expor
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StopStringCriteria
 
 from jacobi_core.decoding.hf_generate import jacobi_generate
-
-# What transformers 5.24 hands to no custom decoding loop: it would be ignored without a word.
-DROPPED = ("streamer", "stop_strings", "assistant_model")
 
 
 def checkpoint_generate(*args: Any, model: PreTrainedModel, block_size: int | None = None, **kwargs: Any) -> torch.Tensor:
     """`model.generate(*args, **kwargs)` as transformers documents it, decoded by `jacobi_generate` (whose settings it takes too).
 
-    block_size: None is the decoder's default. A caller's own `custom_generate` goes first, without ours.
-    Raises ValueError for a streamer, stop strings or an assistant model, and where `jacobi_generate` does.
+    block_size: None is the decoder's default. A caller's own `custom_generate` goes first, without ours. transformers 5.24 hands neither
+    `streamer` nor `tokenizer` to a custom loop: they are turned into what `jacobi_generate` takes.
+    Raises ValueError for an assistant model, stop strings without their tokenizer, and where `jacobi_generate` does.
     """
     generate = type(model).generate  # of the class: the instance's own is what called us
     if kwargs.get("custom_generate") is not None:
         return generate(model, *args, **kwargs)
     bound = inspect.signature(generate).bind_partial(model, *args, **kwargs).arguments
-    config = bound.get("generation_config") or model.generation_config
-    given = {"stop_strings": config.stop_strings} | bound.get("kwargs", {}) | bound
-    refused = [name for name in DROPPED if given.get(name) is not None]
-    if refused:
+    given = {name: value for name, value in bound.items() if name not in ("self", "kwargs")} | bound.get("kwargs", {})
+    if given.pop("assistant_model", None) is not None:
         raise ValueError(
-            f"{', '.join(refused)}: not supported by this checkpoint's parallel decoder; leave it out, or use type(model).generate(model, ...)"
+            "assistant_model: not supported by this checkpoint's parallel decoder; leave it out, or use type(model).generate(model, ...)"
         )
+    config = copy.deepcopy(given.get("generation_config") or model.generation_config)
+    strings, tokenizer = given.pop("stop_strings", None) or config.stop_strings, given.pop("tokenizer", None)
+    if strings:
+        if tokenizer is None:
+            raise ValueError("stop_strings: pass tokenizer=... too, it tells where the strings are")
+        config.stop_strings = None
+        given["stopping_criteria"] = [*(given.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
     if block_size is not None:
-        kwargs["block_size"] = block_size
-    return generate(model, *args, **{**kwargs, "custom_generate": jacobi_generate})
+        given["block_size"] = block_size
+    token_streamer = given.pop("streamer", None)
+    return generate(model, **{**given, "generation_config": config, "custom_generate": jacobi_generate, "token_streamer": token_streamer})
 
 
 def generate_file(*, block_size: int | None) -> str:

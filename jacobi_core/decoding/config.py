@@ -22,17 +22,21 @@ class Method(str, Enum):
 
 @dataclass
 class DecodingConfig:
-    """Greedy decoding of one prompt. Raises ValueError for a value that cannot be used, naming the field."""
+    """Decoding of one prompt, greedy unless temperature is set. Raises ValueError for a value that cannot be used, naming the field."""
 
     method: Method = Method.jacobi
     block_size: int = 64  # n: tokens refreshed by one forward; 1 for AR
     max_new_tokens: int = 512  # exact cap on returned tokens
-    seed: int = 0  # of the random first guess
+    seed: int = 0  # of the random first guess, and of sampling
     max_blocks: int = 2  # K: blocks in flight (multi_block, mr)
     spawn_ratio: float = 0.85  # r: share of the newest block that must be pseudo-accepted before the next one starts
     verification_size: int = 4  # candidates verified in one forward, the refreshed draft included (recycling, mr, ngram)
     pool_size: int = 16  # rejected drafts that are kept for recycling
     ngram: bool = False  # candidates copied from prompt + text so far, wherever its last tokens occurred before
+    temperature: float = 0.0  # 0: greedy; above: samples, the same ones whatever the method
+    top_k: int = 0  # sampling: keep the k likeliest tokens; 0: all
+    top_p: float = 1.0  # sampling: keep the likeliest tokens that reach this probability together
+    min_p: float = 0.0  # sampling: drop tokens below this share of the likeliest one's probability
 
     def __post_init__(self) -> None:
         self.method = Method(self.method)
@@ -43,6 +47,13 @@ class DecodingConfig:
             raise ValueError(f"pool_size must not be negative, got {self.pool_size}")
         if not 0 < self.spawn_ratio <= 1:
             raise ValueError(f"spawn_ratio must be above 0 and at most 1, got {self.spawn_ratio}")
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise ValueError(
+                "sampling needs temperature >= 0, top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1, got "
+                f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, min_p={self.min_p}"
+            )
+        if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
+            raise ValueError("top_k, top_p and min_p do nothing in greedy decoding: set temperature above 0, or leave them out")
         if self.method is Method.ar and (self.block_size != 1 or self.ngram):
             raise ValueError("method=ar decodes one token per forward: block_size must be 1 and ngram false")
 

@@ -26,7 +26,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ _shift(x, 31)
 
 
-def _hash(seed: int, prompt_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def keyed_hash(seed: int, prompt_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Non-negative int64 hash of (seed, prompt id, position); the last two broadcast."""
     state = _mix(torch.tensor(seed, dtype=torch.long) + _PHI)
     state = _mix((state ^ prompt_ids) + _PHI)
@@ -43,7 +43,7 @@ def first_guess(
     prompt_ids: long [B]. Returns long, positions' shape. Where a row's pool is empty the whole draftable vocabulary serves.
     """
     batch = positions.shape[0]
-    hashes = _hash(seed, prompt_ids.view(batch, *[1] * (positions.dim() - 1)), positions)
+    hashes = keyed_hash(seed, prompt_ids.view(batch, *[1] * (positions.dim() - 1)), positions)
     sizes = pool_sizes.expand_as(positions)
     vocabulary = rules.draftable.nonzero().flatten()
     fallback = vocabulary[hashes % len(vocabulary)]
@@ -58,7 +58,8 @@ class ContextDrafts:
 
     def __init__(self, prompt: torch.Tensor, *, prompt_id: int, seed: int, rules: TokenRules, capacity: int) -> None:
         """prompt: long [L] on any device; capacity: most answer tokens that will be appended."""
-        start = rules.keep_draftable(prompt)
+        prompt = prompt.cpu()
+        start = prompt[rules.may_draft(prompt)]
         self._pool = torch.empty(1, len(start) + capacity, dtype=torch.long)
         self._pool[0, : len(start)] = start
         self._size = len(start)
@@ -66,7 +67,7 @@ class ContextDrafts:
 
     def append(self, tokens: torch.Tensor) -> None:
         """Committed answer tokens, long [k], become context to draw from."""
-        kept = self._rules.keep_draftable(tokens)
+        kept = tokens[self._rules.may_draft(tokens)]
         self._pool[0, self._size : self._size + len(kept)] = kept
         self._size += len(kept)
 

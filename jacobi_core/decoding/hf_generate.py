@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.generate import generate
@@ -30,25 +31,23 @@ def jacobi_generate(
     verification_size: int = DecodingConfig.verification_size,
     pool_size: int = DecodingConfig.pool_size,
     ngram: bool = DecodingConfig.ngram,
+    token_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Long [1, L + t]: prompt and greedy answer, as transformers' own greedy `generate` returns them.
+    """Long [1, L + t]: prompt and answer; greedy, what transformers' own `generate` returns. Logits processors are honoured.
 
-    Raises ValueError for a batch, sampling, beams, a logits processor or a stopping criterion of the caller's.
+    Sampling draws from transformers' distribution with other random numbers. transformers drops `streamer` and `tokenizer` on its way to
+    a custom loop: pass token_streamer=STREAMER, and for stop strings stopping_criteria=[StopStringCriteria(tokenizer, strings)].
+    Raises ValueError for a batch, beams, or a processor that keeps state.
     """
-    if generation_config.do_sample or generation_config.num_beams not in (None, 1):
-        raise ValueError("jacobi_generate is greedy: pass do_sample=False and num_beams=1")
+    if generation_config.num_beams not in (None, 1):
+        raise ValueError("jacobi_generate keeps one text per prompt: pass num_beams=1")
     if input_ids.shape[0] != 1:
         raise ValueError(f"jacobi_generate decodes one prompt at a time, got a batch of {input_ids.shape[0]}")
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("attention_mask: padding is not needed for one prompt; pass input_ids without it")
-    if logits_processor:
-        names = ", ".join(type(p).__name__ for p in logits_processor)
-        raise ValueError(f"jacobi_generate does not apply logits processors ({names}); reset the setting they come from, e.g. repetition_penalty=1.0")
-    odd = [type(c).__name__ for c in stopping_criteria or () if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
-    if odd:
-        raise ValueError(f"jacobi_generate stops at EOS and at max_new_tokens only, not by {', '.join(odd)}")
+    criteria = StoppingCriteriaList(c for c in stopping_criteria or () if not isinstance(c, EosTokenCriteria | MaxLengthCriteria))
     config = DecodingConfig(
         method=Method(method),
         block_size=1 if method == Method.ar.value else block_size,
@@ -58,7 +57,12 @@ def jacobi_generate(
         verification_size=verification_size,
         pool_size=pool_size,
         ngram=ngram,
+        # the warpers are among the processors already; the caller's torch.manual_seed decides the samples, as in transformers
+        temperature=1.0 if generation_config.do_sample else 0.0,
+        seed=int(torch.randint(2**31, ())) if generation_config.do_sample else 0,
     )
     rules = TokenRules.of(model, eos_ids=generation_config.eos_token_id)
-    answer = generate(model, input_ids, config, rules=rules).new_tokens
+    answer = generate(
+        model, input_ids, config, rules=rules, processors=logits_processor, stopping_criteria=criteria, streamer=token_streamer
+    ).new_tokens
     return torch.cat([input_ids, answer.unsqueeze(0).to(input_ids.device)], 1)

@@ -14,7 +14,7 @@ class DecodingStats:
 
     committed_per_forward: list[int] = field(default_factory=list)
     accepted_from: Counter[str] = field(default_factory=Counter)  # committed tokens by source: draft, recycled, ngram
-    stop_reason: str = ""  # "eos" or "length"
+    stop_reason: str = ""  # "eos", "length", or "criteria" (a stop string or another of the caller's)
 
     def count(self, committed: int, source: str) -> None:
         """One forward."""

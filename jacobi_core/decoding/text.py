@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +35,23 @@ class Verdict:
 
 
 class Text:
-    """Proposes chains, reads predictions, commits, and stops exactly at EOS or the cap."""
+    """Proposes chains, reads predictions, commits, and stops exactly at EOS, where the caller's `stops` says so, or at the cap."""
 
-    def __init__(self, prompt: torch.Tensor, config: DecodingConfig, rules: TokenRules, *, prompt_id: int) -> None:
+    def __init__(
+        self,
+        prompt: torch.Tensor,
+        config: DecodingConfig,
+        rules: TokenRules,
+        *,
+        prompt_id: int,
+        stops: Callable[[Sequence[int]], bool] | None = None,
+    ) -> None:
+        """stops: does a text (prompt and answer) that ends with its latest token end there? Asked for every committed token in turn."""
+        self._stops = stops
         self.config, self.rules, self.stats = config, rules, DecodingStats()
         self.answer: list[int] = []
-        self.uncached = prompt.tolist()  # committed tokens the cache has not read: the whole prompt, afterwards one
+        self.prompt = prompt.tolist()
+        self.uncached = self.prompt  # committed tokens the cache has not read: the whole prompt, afterwards one
         self._drafts = ContextDrafts(prompt, prompt_id=prompt_id, seed=config.seed, rules=rules, capacity=config.max_new_tokens)
         self._horizon = Horizon(config)
         self._refreshed: Sequence[int] = []  # predictions for the tokens after the committed ones
@@ -80,6 +91,24 @@ class Text:
                 else:
                     yield chain
 
+    def places(self, chains: Sequence[Chain], *, with_prefixes: bool) -> tuple[list[int], list[list[int]] | None]:
+        """Answer index of every prediction of a forward (after the committed text, then chain by chain), and the text before each."""
+        done = len(self.answer)
+        positions = [done, *(done + i + 1 for chain in chains for i in range(len(chain.tokens)))]
+        if not with_prefixes:
+            return positions, None
+        text = [*self.prompt, *self.answer]
+        return positions, [text, *([*text, *chain.tokens[: i + 1]] for chain in chains for i in range(len(chain.tokens)))]
+
+    @staticmethod
+    def read(chains: Sequence[Chain], chosen: Sequence[int]) -> list[list[int]]:
+        """What a forward chose at its places, as predictions per chain."""
+        predictions, at = [], 1
+        for chain in chains:
+            predictions.append([chosen[0], *chosen[at : at + len(chain.tokens)]])
+            at += len(chain.tokens)
+        return predictions
+
     def receive(self, chains: Sequence[Chain], predictions: Sequence[Sequence[int]]) -> Verdict | None:
         """predictions[i]: what the model says after the last committed token and after each token of chains[i].
 
@@ -90,16 +119,21 @@ class Text:
         accepted, predicted = lengths[winner], predictions[winner]
         commit = predicted[: accepted + 1]
         done = len(self.answer)
-        ends = next((i for i, token in enumerate(commit) if token in self.rules.eos_ids), None)
+        ends = next((i for i in range(len(commit)) if self._ends_at(commit, i)), None)
         if ends is not None:
             commit = commit[: ends + 1]
         self.answer += commit
         self.stats.count(len(commit), chains[winner].source)
         if ends is not None or len(self.answer) == self.config.max_new_tokens:
-            self.stats.stop_reason = "eos" if ends is not None else "length"
+            self.stats.stop_reason = "length" if ends is None else "eos" if commit[-1] in self.rules.eos_ids else "criteria"
             return None
         self._remember(chains[0].tokens, predictions[0], predicted, commit, done)
         return Verdict(winner, accepted)
+
+    def _ends_at(self, commit: Sequence[int], i: int) -> bool:
+        if commit[i] in self.rules.eos_ids:
+            return True
+        return self._stops is not None and self._stops([*self.prompt, *self.answer, *commit[: i + 1]])
 
     def _remember(self, draft: Sequence[int], refreshed: Sequence[int], predicted: Sequence[int], commit: Sequence[int], done: int) -> None:
         committed = len(commit)

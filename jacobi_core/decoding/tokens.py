@@ -70,13 +70,6 @@ class TokenRules:
         """long [number of EOS ids], sorted."""
         return torch.tensor(sorted(self.eos_ids), dtype=torch.long)
 
-    def keep_draftable(self, ids: torch.Tensor) -> torch.Tensor:
-        """The draftable ones of `ids` [..., flattened], in order; on the CPU."""
-        ids = ids.flatten().cpu()
-        ids = ids[ids < self.vocabulary_size]
-        return ids[self.draftable[ids]]
-
-    def first_eos(self, ids: torch.Tensor) -> int:
-        """Index of the first EOS in `ids` [n], or n where there is none."""
-        hits = torch.isin(ids, self.eos_tensor.to(ids.device)).nonzero()
-        return int(hits[0]) if len(hits) else len(ids)
+    def may_draft(self, ids: torch.Tensor) -> torch.Tensor:
+        """bool, shape of `ids` (on the CPU): True where an id may be drafted at random."""
+        return (ids < self.vocabulary_size) & self.draftable[ids.clamp(max=self.vocabulary_size - 1)]

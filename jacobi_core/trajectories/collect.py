@@ -84,21 +84,18 @@ class _BlockIteration:
         self.real_BNn = self.index_BNn < self.answer_B.view(-1, 1, 1)
         where = (self.prompt_B.view(-1, 1, 1) + self.index_BNn).clamp(max=self.clean_BT.shape[1] - 1)
         self.fixed_BNn = self.clean_BT.gather(1, where.flatten(1)).view_as(where)
-        self.state_BNn = self._first_states(prompts, answers, torch.tensor(list(ids)), seed, rules)
+        self.state_BNn = self._first_states(torch.tensor(list(ids)), seed, rules)
         self.history = [self.state_BNn.clone()]
         self.disagreements = 0
 
-    def _first_states(
-        self, prompts: list[torch.Tensor], answers: list[torch.Tensor], ids: torch.Tensor, seed: int, rules: TokenRules
-    ) -> torch.Tensor:
-        pools = [rules.keep_draftable(torch.cat([p, a])) for p, a in zip(prompts, answers, strict=True)]
-        sizes = torch.zeros(*self.index_BNn.shape[:2], 1, dtype=torch.long)  # draftable context before each block
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            for block in range(-(-len(answer) // self.index_BNn.shape[2])):
-                before = torch.cat([prompt, answer[: block * self.index_BNn.shape[2]]])
-                sizes[row, block] = len(rules.keep_draftable(before))
-        pool = torch.nn.utils.rnn.pad_sequence(pools, batch_first=True)
-        guess = first_guess(pool, sizes, self.index_BNn, prompt_ids=ids, seed=seed, rules=rules)
+    def _first_states(self, ids: torch.Tensor, seed: int, rules: TokenRules) -> torch.Tensor:
+        total_B = self.prompt_B + self.answer_B
+        draftable_BT = rules.may_draft(self.clean_BT) & (torch.arange(self.clean_BT.shape[1]) < total_B.unsqueeze(1))
+        pool = torch.nn.utils.rnn.pad_sequence([row[keep] for row, keep in zip(self.clean_BT, draftable_BT, strict=True)], batch_first=True)
+        # how much of the pool lies before each block (blocks past an answer's end are padding)
+        start_BN = (self.prompt_B.unsqueeze(1) + self.index_BNn[:, :, 0]).clamp(max=self.clean_BT.shape[1])
+        size_BN = draftable_BT.long().cumsum(1).gather(1, start_BN - 1)
+        guess = first_guess(pool, size_BN.unsqueeze(2), self.index_BNn, prompt_ids=ids, seed=seed, rules=rules)
         return torch.where(self.real_BNn, guess, self.fixed_BNn)
 
     def run(self) -> None:

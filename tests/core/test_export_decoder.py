@@ -7,10 +7,9 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, dynamic_module_utils
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Tokenizer, dynamic_module_utils
 from transformers.generation import TextStreamer
 
-from jacobi_core.decoding import checkpoint_generate as door
 from jacobi_core.hub import save_checkpoint
 from tests.core.tiny import random_prompts, tiny_model
 
@@ -99,34 +98,67 @@ def test_the_file_holds_no_code_of_the_decoder(export):
     assert dynamic_module_utils.get_imports(file) == []
 
 
-@pytest.mark.parametrize(("argument", "value"), [("streamer", TextStreamer(None)), ("stop_strings", ["a"]), ("assistant_model", tiny_model())])
-def test_what_transformers_would_drop_is_refused(export, argument, value):
+class Collector(TextStreamer):
+    """A streamer that keeps what it is given."""
+
+    def __init__(self):
+        self.given, self.ended = [], False
+
+    def put(self, value):
+        self.given += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_streamer_gets_the_prompt_and_the_answer(export):
     model = load(export(tiny_model(seed=3)), trust=True)
-    with pytest.raises(ValueError, match=f"{argument}: not supported"):
-        model.generate(PROMPTS[0], do_sample=False, max_new_tokens=8, **{argument: value})
+    streamer = Collector()
+    answer = model.generate(PROMPTS[0], do_sample=False, max_new_tokens=20, streamer=streamer, block_size=5)
+    assert streamer.given == answer[0].tolist()
+    assert streamer.ended
 
 
-def test_stop_strings_of_a_generation_config_are_refused(export):
+@pytest.fixture(scope="module")
+def letters():
+    """A tokenizer whose token i is the i-th letter."""
+    return Qwen2Tokenizer(vocab={chr(ord("A") + i): i for i in range(60)}, merges=[])
+
+
+@pytest.mark.parametrize("where", ["argument", "generation_config"])
+@pytest.mark.parametrize("block_size", [1, 3, 8])
+def test_a_stop_string_across_blocks_ends_the_text_where_transformers_ends_it(export, letters, where, block_size):
     model = load(export(tiny_model(seed=3)), trust=True)
-    with pytest.raises(ValueError, match="stop_strings: not supported"):
-        model.generate(PROMPTS[0], GenerationConfig(do_sample=False, stop_strings=["a"], max_new_tokens=8))
+    text = type(model).generate(model, PROMPTS[0], do_sample=False, max_new_tokens=24)[0, PROMPTS[0].shape[1] :].tolist()
+    string = "".join(chr(ord("A") + i) for i in text[6:9])
+    settings = dict(do_sample=False, max_new_tokens=24)
+    if where == "argument":
+        settings["stop_strings"] = [string]
+    else:
+        settings = {"generation_config": GenerationConfig(stop_strings=[string], **settings)}
+    expected = type(model).generate(model, PROMPTS[0], tokenizer=letters, **settings)
+    assert expected.shape[1] < PROMPTS[0].shape[1] + 24
+    assert model.generate(PROMPTS[0], tokenizer=letters, block_size=block_size, **settings).tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="stop_strings: pass tokenizer"):
+        model.generate(PROMPTS[0], **settings)
 
 
-def test_transformers_still_drops_them():
-    """The reason for the refusal: a streamer given to a custom loop is never called. When this fails, hand it on instead."""
+def test_an_assistant_model_is_refused(export):
+    model = load(export(tiny_model(seed=3)), trust=True)
+    with pytest.raises(ValueError, match="assistant_model: not supported"):
+        model.generate(PROMPTS[0], do_sample=False, max_new_tokens=8, assistant_model=tiny_model())
+
+
+def test_transformers_still_drops_streamers():
+    """The reason for our own keyword: a streamer given to a custom loop is never called. When this fails, hand it on as it is."""
     seen = []
 
-    class Streamer(TextStreamer):
-        put = staticmethod(seen.append)
-        end = staticmethod(lambda: None)
-
     def loop(model, input_ids, logits_processor=None, stopping_criteria=None, generation_config=None, streamer=None, **kwargs):
-        seen.append(("loop", streamer))
+        seen.append(streamer)
         return input_ids
 
-    tiny_model().generate(PROMPTS[0], do_sample=False, max_new_tokens=4, custom_generate=loop, streamer=Streamer(None))
-    assert ("loop", None) in seen
-    assert "streamer" in door.DROPPED
+    tiny_model().generate(PROMPTS[0], do_sample=False, max_new_tokens=4, custom_generate=loop, streamer=Collector())
+    assert seen == [None]
 
 
 def test_a_callers_own_loop_goes_first(export):
