@@ -11,6 +11,7 @@ _PUBLIC = {
     "Method": "jacobi_core.decoding.config",
     "TokenRules": "jacobi_core.decoding.tokens",
     "generate": "jacobi_core.decoding.generate",
+    "generate_batch": "jacobi_core.decoding.generate",
     "jacobi_generate": "jacobi_core.decoding.hf_generate",
     "checkpoint_generate": "jacobi_core.decoding.checkpoint_generate",
     "greedy_batch": "jacobi_core.decoding.greedy_batch",

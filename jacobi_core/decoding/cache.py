@@ -8,6 +8,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+Request = tuple[Sequence[int], Sequence[Sequence[int]]]  # a text's uncached committed tokens, and its chains of drafts
+
 
 class CachedForward:
     """A model and the cache of what it has read so far. Not for training: call under torch.inference_mode()."""
@@ -53,11 +55,13 @@ class CachedForward:
         if length < current:
             self.cache.crop(length - current)
 
-    def logits_of(self, committed: Sequence[int], chains: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Feed committed tokens and, side by side behind them, chains of drafts that do not see each other (batch of one).
+    def logits_of(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """Feed one text's committed tokens and, side by side behind them, chains of drafts that do not see each other.
 
-        Returns [1 + all chain tokens, V]: after the last committed token, then after each token of each chain. `keep` must follow.
+        Returns [1 + all chain tokens, V] per text: after the last committed token, then after each token of each chain. `keep` must
+        follow. Here one text, without a mask where there is one chain; `batch.BatchForward` takes many.
         """
+        ((committed, chains),) = requests
         before, device = self.length, self.model.device
         fed = [*committed]
         for chain in chains:
@@ -74,10 +78,15 @@ class CachedForward:
         for chain in chains:
             self._branches.append(at)
             at += len(chain)
-        return logits[0]
+        return [logits[0]]
 
-    def keep(self, chain: int, accepted: int) -> None:
-        """Keep the committed tokens of the last `logits_of` and the first `accepted` of one chain; forget the rest."""
+    def keep(self, verdicts: Sequence[tuple[int, int] | None]) -> None:
+        """Per text of the last `logits_of`: keep its committed tokens and the first `accepted` of one chain, (chain, accepted), and forget
+        the rest; None: the text has ended, forget all of it."""
+        (verdict,) = verdicts
+        if verdict is None:
+            return
+        chain, accepted = verdict
         start, source = self._branches[0], self._branches[chain]
         if accepted and source != start:  # the accepted tokens move up behind the committed ones: the only rows ever copied
             for layer in self.cache.layers:

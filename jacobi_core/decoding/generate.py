@@ -1,21 +1,20 @@
-"""Decoding of one prompt, every method in one loop. Lossless: the tokens are those of AR decoding, greedy or with the same noise.
-
-Batches are not here.
-"""
+"""Decoding of one prompt or a batch, every method in one loop. Lossless: the tokens are those of AR decoding, greedy or with the same noise."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.choose import Chooser, warpers
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.stats import Generation
-from jacobi_core.decoding.text import Text
+from jacobi_core.decoding.text import Chain, Text, Verdict
 from jacobi_core.decoding.tokens import TokenRules
 
 
@@ -41,39 +40,98 @@ def generate(
     Raises ValueError for an empty prompt, a batch, a text longer than the model's context, or a processor that keeps state.
     """
     prompt = input_ids.reshape(-1) if input_ids.dim() == 2 and input_ids.shape[0] == 1 else input_ids
-    if prompt.dim() != 1 or len(prompt) == 0:
-        raise ValueError(f"input_ids must hold one prompt of at least one token, got shape {tuple(input_ids.shape)}")
-    check_context(model, len(prompt), config.max_new_tokens)
-    forward = CachedForward(model)
-    stops = None
-    if stopping_criteria:
+    if prompt.dim() != 1:
+        raise ValueError(f"input_ids must hold one prompt, got shape {tuple(input_ids.shape)}; generate_batch takes many")
+    row = _Row.make(model, prompt, config, rules, prompt_id, processors, stopping_criteria, streamer)
+    return _decode(CachedForward(model), [row])[0]
 
-        def stops(tokens: Sequence[int]) -> bool:
-            return bool(stopping_criteria(torch.tensor([tokens], device=model.device), None).any())
 
-    text = Text(prompt, config, rules or TokenRules.of(model), prompt_id=prompt_id, stops=stops)
-    processors = LogitsProcessorList([*(processors or ()), *warpers(config)])
-    choose = Chooser(processors, sample=config.temperature > 0, seed=config.seed, prompt_id=prompt_id)
-    if streamer is not None:
-        streamer.put(prompt.cpu())
-    while True:
-        # 1. what may follow the committed text: the refreshed draft, and candidates beside it
-        chains = text.propose()
-        # 2. one forward over all of them, against one cache; one transfer to the host
-        logits = forward.logits_of(text.uncached, [chain.tokens for chain in chains])
-        predictions = text.read(chains, choose(logits, *text.places(chains, with_prefixes=choose.needs_prefix)))
-        # 3. verify, stop at EOS or the cap, commit
-        done = len(text.answer)
-        verdict = text.receive(chains, predictions)
+@torch.inference_mode()
+def generate_batch(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    *,
+    rules: TokenRules | None = None,
+    prompt_ids: Sequence[int] | None = None,
+    processors: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+) -> list[Generation]:
+    """Decode many prompts (token ids, any lengths) in one batch; rows accept different numbers of tokens and leave when they end.
+
+    Each row's tokens and statistics are those of its run alone (fp64). prompt_ids: by default 0, 1, ... Else as `generate`.
+    """
+    rules = rules or TokenRules.of(model)
+    keys = prompt_ids if prompt_ids is not None else range(len(prompts))
+    rows = [
+        _Row.make(model, torch.as_tensor(prompt), config, rules, key, processors, stopping_criteria, None)
+        for prompt, key in zip(prompts, keys, strict=True)
+    ]
+    return _decode(BatchForward(model, len(rows)), rows)
+
+
+@dataclass
+class _Row:
+    """One text, how its tokens are chosen, and who listens."""
+
+    text: Text
+    choose: Chooser
+    streamer: BaseStreamer | None
+
+    @classmethod
+    def make(
+        cls,
+        model: PreTrainedModel,
+        prompt: torch.Tensor,
+        config: DecodingConfig,
+        rules: TokenRules | None,
+        prompt_id: int,
+        processors: LogitsProcessorList | None,
+        stopping_criteria: StoppingCriteriaList | None,
+        streamer: BaseStreamer | None,
+    ) -> _Row:
+        if len(prompt) == 0:
+            raise ValueError("a prompt needs at least one token")
+        check_context(model, len(prompt), config.max_new_tokens)
+        stops = None
+        if stopping_criteria:
+
+            def stops(tokens: Sequence[int]) -> bool:
+                return bool(stopping_criteria(torch.tensor([tokens], device=model.device), None).any())
+
+        text = Text(prompt, config, rules or TokenRules.of(model), prompt_id=prompt_id, stops=stops)
+        chosen_by = LogitsProcessorList([*(processors or ()), *warpers(config)])
         if streamer is not None:
-            streamer.put(torch.tensor(text.answer[done:]))
-        if verdict is None:
-            if streamer is not None:
-                streamer.end()
-            return Generation(torch.tensor(text.answer), text.stats)
-        # 4. forget everything but the accepted branch
-        choose.forget_before(len(text.answer))
-        forward.keep(verdict.winner, verdict.accepted)
+            streamer.put(prompt.cpu())
+        return cls(text, Chooser(chosen_by, sample=config.temperature > 0, seed=config.seed, prompt_id=prompt_id), streamer)
+
+    def advance(self, chains: Sequence[Chain], logits: torch.Tensor) -> Verdict | None:
+        """Choose, verify, commit, stream. None once the text has ended."""
+        chosen = self.choose(logits, *self.text.places(chains, with_prefixes=self.choose.needs_prefix))
+        done = len(self.text.answer)
+        verdict = self.text.receive(chains, self.text.read(chains, chosen))
+        self.choose.forget_before(len(self.text.answer))
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor(self.text.answer[done:]))
+            if verdict is None:
+                self.streamer.end()
+        return verdict
+
+
+def _decode(forward: CachedForward, rows: Sequence[_Row]) -> list[Generation]:
+    """The loop, whatever the method."""
+    running = list(rows)
+    while running:
+        # 1. what may follow each committed text: the refreshed draft, and candidates beside it
+        proposals = [row.text.propose() for row in running]
+        # 2. one forward over all of them, against one cache
+        logits = forward.logits_of([(row.text.uncached, [c.tokens for c in chains]) for row, chains in zip(running, proposals, strict=True)])
+        # 3. verify, stop at EOS, the caller's word or the cap, commit
+        verdicts = [row.advance(chains, found) for row, chains, found in zip(running, proposals, logits, strict=True)]
+        # 4. forget everything but the accepted branches
+        forward.keep([verdict and (verdict.winner, verdict.accepted) for verdict in verdicts])
+        running = [row for row, verdict in zip(running, verdicts, strict=True) if verdict is not None]
+    return [Generation(torch.tensor(row.text.answer), row.text.stats) for row in rows]
 
 
 def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: int) -> None:

@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi_core.decoding.config import DecodingConfig, Method
-from jacobi_core.decoding.generate import generate
+from jacobi_core.decoding.generate import generate, generate_batch
 from jacobi_core.decoding.tokens import TokenRules
 
 
@@ -34,19 +34,16 @@ def jacobi_generate(
     token_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Long [1, L + t]: prompt and answer; greedy, what transformers' own `generate` returns. Logits processors are honoured.
+    """Long [B, L + t]: prompts (left-padded) and answers; greedy, what transformers' own `generate` returns. Logits processors are honoured.
 
     Sampling draws from transformers' distribution with other random numbers. transformers drops `streamer` and `tokenizer` on its way to
     a custom loop: pass token_streamer=STREAMER, and for stop strings stopping_criteria=[StopStringCriteria(tokenizer, strings)].
-    Raises ValueError for a batch, beams, or a processor that keeps state.
+    Raises ValueError for beams, a streamed batch, or a processor that keeps state.
     """
     if generation_config.num_beams not in (None, 1):
         raise ValueError("jacobi_generate keeps one text per prompt: pass num_beams=1")
-    if input_ids.shape[0] != 1:
-        raise ValueError(f"jacobi_generate decodes one prompt at a time, got a batch of {input_ids.shape[0]}")
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and not bool(mask.all()):
-        raise ValueError("attention_mask: padding is not needed for one prompt; pass input_ids without it")
+    if token_streamer is not None and input_ids.shape[0] != 1:
+        raise ValueError(f"token_streamer: a stream shows one text, got a batch of {input_ids.shape[0]}")
     criteria = StoppingCriteriaList(c for c in stopping_criteria or () if not isinstance(c, EosTokenCriteria | MaxLengthCriteria))
     config = DecodingConfig(
         method=Method(method),
@@ -62,7 +59,13 @@ def jacobi_generate(
         seed=int(torch.randint(2**31, ())) if generation_config.do_sample else 0,
     )
     rules = TokenRules.of(model, eos_ids=generation_config.eos_token_id)
-    answer = generate(
-        model, input_ids, config, rules=rules, processors=logits_processor, stopping_criteria=criteria, streamer=token_streamer
-    ).new_tokens
-    return torch.cat([input_ids, answer.unsqueeze(0).to(input_ids.device)], 1)
+    more = {"rules": rules, "processors": logits_processor, "stopping_criteria": criteria}
+    mask = model_kwargs.get("attention_mask")
+    prompts = [row if mask is None else row[keep.bool()] for row, keep in zip(input_ids, input_ids if mask is None else mask, strict=True)]
+    if len(prompts) == 1:
+        answers = [generate(model, prompts[0], config, streamer=token_streamer, **more).new_tokens]
+    else:
+        answers = [g.new_tokens for g in generate_batch(model, prompts, config, **more)]
+    padding = generation_config.pad_token_id if generation_config.pad_token_id is not None else max(rules.eos_ids, default=0)
+    padded = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=padding)
+    return torch.cat([input_ids, padded.to(input_ids.device)], 1)

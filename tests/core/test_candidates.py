@@ -152,11 +152,11 @@ def test_the_cache_holds_exactly_the_committed_text(seed, n, method):
         )
         while True:
             chains = text.propose()
-            chosen = forward.logits_of(text.uncached, [c.tokens for c in chains]).argmax(-1).tolist()
+            chosen = forward.logits_of([(text.uncached, [c.tokens for c in chains])])[0].argmax(-1).tolist()
             verdict = text.receive(chains, text.read(chains, chosen))
             if verdict is None:
                 return
-            forward.keep(verdict.winner, verdict.accepted)
+            forward.keep([(verdict.winner, verdict.accepted)])
             whole = prompt + text.answer
             assert forward.length == len(whole) - 1
             cached = forward(torch.tensor([whole[-1:]]))[0, -1]

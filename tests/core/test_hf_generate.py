@@ -56,5 +56,17 @@ def test_what_cannot_be_honoured_is_refused(settings, match):
     model = tiny_model(seed=3)
     with pytest.raises(ValueError, match=match):
         model.generate(torch.tensor([[5, 6]]), max_new_tokens=8, custom_generate=jacobi_generate, **{"do_sample": False, **settings})
-    with pytest.raises(ValueError, match="one prompt at a time"):
-        model.generate(torch.tensor([[5, 6], [7, 8]]), max_new_tokens=8, do_sample=False, custom_generate=jacobi_generate)
+
+
+@pytest.mark.parametrize("method", ["ar", "mr"])
+def test_a_left_padded_batch_is_what_transformers_makes_of_it(method):
+    model = tiny_model(seed=3)
+    prompts = random_prompts(4, seed=9)
+    width = max(map(len, prompts))
+    ids = torch.tensor([[3] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    expected = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=24)
+    found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=24, custom_generate=jacobi_generate, method=method, block_size=8)
+    assert found.tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="token_streamer"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, custom_generate=jacobi_generate, token_streamer=object())
