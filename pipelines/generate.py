@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 from jacobi_core.decoding.config import DecodingConfig, Method
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from jacobi_core.decoding.stats import Generation
     from jacobi_core.decoding.tokens import TokenRules
+
+AS_AR = {"method": Method.ar, "block_size": 1, "ngram": False}
 
 
 @dataclass
@@ -36,7 +38,11 @@ class GenerateArguments:
     verification_size: Annotated[int, "drafts verified in one forward, recycled and copied ones included"] = DecodingConfig.verification_size
     pool_size: Annotated[int, "rejected drafts kept for recycling"] = DecodingConfig.pool_size
     ngram: Annotated[bool, "also draft what followed the last tokens where they occurred before"] = True
-    seed: Annotated[int, "of the random first guess"] = DecodingConfig.seed
+    temperature: Annotated[float, "0 is greedy; above, both decoders draw the same samples"] = DecodingConfig.temperature
+    top_k: Annotated[int, "sampling: keep the k likeliest tokens; 0 keeps all"] = DecodingConfig.top_k
+    top_p: Annotated[float, "sampling: keep the likeliest tokens that reach this probability together"] = DecodingConfig.top_p
+    min_p: Annotated[float, "sampling: drop tokens below this share of the likeliest one's probability"] = DecodingConfig.min_p
+    seed: Annotated[int, "of the random first guess and of sampling"] = DecodingConfig.seed
     chat: Annotated[bool, "through the chat template; false feeds the text as it is"] = True
     dtype: Annotated[str, "float32, bfloat16 or float64"] = "float32"
     trust_remote_code: Annotated[bool, "may the checkpoint bring its own Python code?"] = False
@@ -46,9 +52,8 @@ class GenerateArguments:
         self.decoding()
 
     def decoding(self) -> DecodingConfig:
-        if self.method is Method.ar:
-            return DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=self.max_new_tokens)
-        return DecodingConfig(**{f.name: getattr(self, f.name) for f in fields(DecodingConfig)})
+        given = {f.name: getattr(self, f.name) for f in fields(DecodingConfig)}
+        return DecodingConfig(**given | (AS_AR if self.method is Method.ar else {}))
 
 
 def main(argv: list[str]) -> int:
@@ -78,8 +83,7 @@ def _side_by_side(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, id
     from jacobi_core.decoding.tokens import TokenRules
 
     rules, prompt = TokenRules.of(model, tokenizer), torch.tensor(ids)
-    ar_config = DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=config.max_new_tokens)
-    ar, ar_seconds = _timed(model, prompt, ar_config, rules)
+    ar, ar_seconds = _timed(model, prompt, replace(config, **AS_AR), rules)
     if config.method is Method.ar:
         print(_said(tokenizer, ar))
         print(_figures("ar", ar, ar_seconds))

@@ -182,7 +182,7 @@ def test_bad_input_is_refused_by_name():
         DecodingConfig(max_new_tokens=0)
     with pytest.raises(ValueError, match="one prompt"):
         generate(model, torch.zeros(2, 3, dtype=torch.long), DecodingConfig(max_new_tokens=4))
-    with pytest.raises(ValueError, match="one prompt"):
+    with pytest.raises(ValueError, match="at least one token"):
         generate(model, torch.zeros(0, dtype=torch.long), DecodingConfig(max_new_tokens=4))
     with pytest.raises(ValueError, match="context of 512"):
         generate(model, torch.tensor([5]), DecodingConfig(max_new_tokens=512))

@@ -10,7 +10,7 @@ from jacobi_core.decoding import doctor
 from jacobi_core.decoding.doctor import certify, eos_sources, method_configs, plain_greedy, unfair_settings
 from jacobi_core.decoding.equivalence import Difference, tie_margin
 from jacobi_core.decoding.verify import accepted_length
-from tests.core.tiny import EOS, random_prompts, tiny_model, tiny_rules
+from tests.core.tiny import EOS, VOCABULARY, random_prompts, tiny_model, tiny_rules
 
 PROMPTS = random_prompts(4, seed=5)
 
@@ -44,7 +44,11 @@ def test_a_decoder_that_accepts_one_token_too_many_is_a_defect(dtype, monkeypatc
 def test_the_witness_does_not_share_the_decoder(monkeypatch):
     """A decoder whose AR is wrong too is still found."""
     model = tiny_model(seed=3)
-    monkeypatch.setattr("jacobi_core.decoding.cache.CachedForward.predict", lambda self, committed, chains: [[7] * (len(c) + 1) for c in chains])
+
+    def always_7(self, requests):
+        return [torch.eye(VOCABULARY)[[7] * (1 + sum(map(len, chains)))] for _, chains in requests]
+
+    monkeypatch.setattr("jacobi_core.decoding.cache.CachedForward.logits_of", always_7)
     monkeypatch.setattr("jacobi_core.decoding.cache.CachedForward.keep", lambda *_: None)
     certificate = run(model)
     assert certificate.equal["ar/1"] == 0
