@@ -1,0 +1,41 @@
+"""Which forward decodes one text of a model: chosen by its device and by what its attention takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from jacobi_core.decoding.batch_axis import BatchAxisForward, takes_masks
+from jacobi_core.decoding.cache import CachedForward, Request
+from jacobi_core.decoding.config import DecodingConfig
+from jacobi_core.decoding.static_forward import StaticForward, widths_for
+
+
+class Forward(Protocol):
+    """What the loop needs: see CachedForward."""
+
+    def logits_of(self, requests: Sequence[Request]) -> list[torch.Tensor]: ...
+
+    def keep(self, verdicts: Sequence[tuple[int, int] | None]) -> None: ...
+
+
+def forward_for(model: PreTrainedModel, config: DecodingConfig, capacity: int) -> Forward:
+    """capacity: most tokens the text may reach, prompt included. Raises ValueError for a cache that cannot be rolled back.
+
+    No mask taken (flash-attn): candidates on the batch axis. On CUDA with dense masks: static shapes and a captured graph, whose
+    capture pays over a long text or several (a StaticForward serves texts one after the other). Else the growing cache.
+    """
+    if not takes_masks(model):
+        return BatchAxisForward(model)
+    if model.device.type == "cuda" and model.config._attn_implementation != "flex_attention":
+        return StaticForward(model, capacity=capacity, widths=widths_for(config))
+    return CachedForward(model)
+
+
+def forward_to_measure(model: PreTrainedModel, widths: Sequence[int], capacity: int) -> Forward:
+    """Like `forward_for`, for steps of exactly these widths."""
+    forward = forward_for(model, DecodingConfig(), capacity)
+    return StaticForward(model, capacity=capacity, widths=widths) if isinstance(forward, StaticForward) else forward
