@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +12,8 @@ from transformers import PreTrainedModel
 from jacobi_core.decoding.batch_axis import BatchAxisForward, takes_masks
 from jacobi_core.decoding.cache import CachedForward, Request
 from jacobi_core.decoding.config import DecodingConfig
+from jacobi_core.decoding.latency import CONTEXT, REPEATS, measure_latency, powers_of_two
+from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.static_forward import StaticForward, widths_for
 
 
@@ -35,7 +38,21 @@ def forward_for(model: PreTrainedModel, config: DecodingConfig, capacity: int) -
     return CachedForward(model)
 
 
-def forward_to_measure(model: PreTrainedModel, widths: Sequence[int], capacity: int) -> Forward:
-    """Like `forward_for`, for steps of exactly these widths."""
-    forward = forward_for(model, DecodingConfig(), capacity)
-    return StaticForward(model, capacity=capacity, widths=widths) if isinstance(forward, StaticForward) else forward
+_PACES: WeakKeyDictionary[PreTrainedModel, dict[tuple, Pace]] = WeakKeyDictionary()
+
+
+def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pace | None:
+    """None without config.auto. One per model, device, dtype, attention implementation and number of rows, kept while the process lives: the
+    first measures the latency curve, and a text goes on with what earlier ones have taught."""
+    if not config.auto:
+        return None
+    widths = powers_of_two(config.block_size * config.chains * rows)
+    key = (len(widths), rows, model.device, model.dtype, model.config._attn_implementation)
+    paces = _PACES.setdefault(model, {})
+    if key not in paces:
+        capacity = CONTEXT + REPEATS * len(widths)
+        forward = forward_for(model, config, capacity)
+        if isinstance(forward, StaticForward):
+            forward = StaticForward(model, capacity=capacity, widths=widths)
+        paces[key] = Pace(measure_latency(forward, widths), rows=rows)
+    return paces[key]

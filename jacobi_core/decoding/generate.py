@@ -12,8 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.choose import Chooser, warpers
 from jacobi_core.decoding.config import DecodingConfig
-from jacobi_core.decoding.forwards import Forward, forward_for
-from jacobi_core.decoding.latency import latency_of
+from jacobi_core.decoding.forwards import Forward, forward_for, pace_of
 from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.stats import Generation
 from jacobi_core.decoding.text import Chain, Text, Verdict
@@ -169,13 +168,6 @@ def agreed_scores(scores: torch.Tensor, chains: Sequence[Chain]) -> torch.Tensor
     steps = [0, *(i + 1 for chain in drafts for i in range(len(chain.tokens)))]  # drafts come before candidates
     agreed = scores.new_zeros(1 + max(len(chain.tokens) for chain in drafts), scores.shape[-1])
     return agreed.index_add_(0, torch.tensor(steps, device=scores.device), scores[: len(steps)])
-
-
-def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pace | None:
-    """None without config.auto. The first one for a model measures its latency curve."""
-    if not config.auto:
-        return None
-    return Pace(latency_of(model, config.block_size * config.chains), rows=rows)
 
 
 def one_prompt(input_ids: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.config import DecodingConfig, Method
-from jacobi_core.decoding.forwards import forward_for
-from jacobi_core.decoding.generate import _decode, _Row, generate, pace_of
+from jacobi_core.decoding.forwards import forward_for, pace_of
+from jacobi_core.decoding.generate import _decode, _Row, generate
 from jacobi_core.decoding.tokens import TokenRules, eos_id_set
 
 _OTHER_LOOPS = {  # settings that make transformers decode in another way, and what to do instead

@@ -7,10 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from jacobi_core.decoding.forwards import Forward
@@ -52,18 +50,6 @@ def measure_latency(forward: Forward, widths: Sequence[int]) -> LatencyCurve:
     return LatencyCurve(tuple(widths), tuple(seconds))
 
 
-_CURVES: WeakKeyDictionary[PreTrainedModel, dict[tuple, LatencyCurve]] = WeakKeyDictionary()
-
-
-def latency_of(model: PreTrainedModel, most: int) -> LatencyCurve:
-    """The model's curve up to about `most` tokens (at least 2), measured once per process, device, dtype and attention implementation."""
-    from jacobi_core.decoding.forwards import forward_to_measure
-
-    widths = [1]
-    while widths[-1] < most:
-        widths.append(2 * widths[-1])
-    key = (len(widths), model.device, model.dtype, model.config._attn_implementation)
-    curves = _CURVES.setdefault(model, {})
-    if key not in curves:
-        curves[key] = measure_latency(forward_to_measure(model, widths, CONTEXT + REPEATS * len(widths)), widths)
-    return curves[key]
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to the first that is at least `most`."""
+    return [2**k for k in range((most - 1).bit_length() + 1)]

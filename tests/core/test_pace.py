@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from jacobi_core.decoding import latency as latency_module
+from jacobi_core.decoding import forwards
+from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.generate import generate, generate_batch
-from jacobi_core.decoding.latency import LatencyCurve, latency_of
+from jacobi_core.decoding.latency import LatencyCurve, measure_latency
 from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.text import DRAFT, NGRAM, RECYCLED, Chain
 from tests.core.tiny import random_prompts, tiny_model, tiny_rules
@@ -21,7 +24,7 @@ def main(length: int) -> Chain:
     return Chain(range(length), DRAFT, draft=0)
 
 
-def seen(pace: Pace, chain: Chain, accepted: int, times: int = 100) -> Pace:
+def seen(pace: Pace, chain: Chain, accepted: int, times: int = 250) -> Pace:
     for _ in range(times):
         pace.observe([chain], [accepted])
     return pace
@@ -41,7 +44,7 @@ def test_free_forwards_take_everything_and_dear_ones_nothing():
 
 
 def test_width_follows_the_running_acceptance_there_and_back():
-    curve = LatencyCurve((1, 65), (1.0, 3.0))  # 1/32 of a forward per token
+    curve = LatencyCurve((1, 65), (1.0, 9.0))  # 1/8 of a forward per token
     pace = seen(Pace(curve), main(63), 63)
     assert len(pace.cut([main(63)])[0].tokens) == 63
     seen(pace, main(63), 3)
@@ -54,7 +57,7 @@ def test_width_follows_the_running_acceptance_there_and_back():
 
 
 def test_a_source_that_never_wins_is_left_out_beside_one_that_does():
-    pace = Pace(LatencyCurve((1, 65), (1.0, 5.0)))
+    pace = Pace(LatencyCurve((1, 65), (1.0, 9.0)))
     chains = [main(31), Chain([1] * 31, RECYCLED), Chain([2] * 31, NGRAM)]
     for _ in range(100):
         pace.observe(chains, [0, 0, 20])
@@ -72,23 +75,30 @@ def test_more_rows_make_a_token_dearer():
 
 
 def test_the_curve_is_measured_once_per_model(monkeypatch):
-    model, calls, measure = tiny_model(seed=7), [], latency_module.measure_latency
-    monkeypatch.setattr(latency_module, "measure_latency", lambda *a: calls.append(a[1]) or measure(*a))
-    curve = latency_of(model, 20)
-    assert latency_of(model, 31) is curve
+    model, calls = tiny_model(seed=7), []
+    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: calls.append(widths) or measure_latency(forward, widths))
+    config = DecodingConfig(method=Method.running_window, block_size=20, auto=True)
+    pace = forwards.pace_of(model, config)
+    assert forwards.pace_of(model, replace(config, block_size=31)) is pace
     assert calls == [[1, 2, 4, 8, 16, 32]]
-    assert curve.tokens == (1, 2, 4, 8, 16, 32)
+    forwards.pace_of(model.to(torch.float32), config)
+    forwards.pace_of(model, config, rows=2)
+    assert len(calls) == 3  # another dtype, and more rows, are another matter
+    assert forwards.pace_of(model, replace(config, auto=False)) is None
+
+
+def test_a_measured_curve_never_falls():
+    curve = measure_latency(CachedForward(tiny_model(seed=7)), [1, 2, 4, 8])
+    assert curve.tokens == (1, 2, 4, 8)
     assert list(curve.seconds) == sorted(curve.seconds)
     assert curve.seconds[0] > 0
-    latency_of(model.to(torch.float32), 20)
-    assert len(calls) == 2  # another dtype is another machine
 
 
 @pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
 def test_the_text_is_ars_whatever_the_machine(monkeypatch, curve):
     model = tiny_model(seed=2, initializer_range=0.1)
     rules = tiny_rules(model, eos_ids=(10,))
-    monkeypatch.setattr("jacobi_core.decoding.generate.latency_of", lambda model, most: curve)
+    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: curve)
     config = DecodingConfig(method=Method.mr, block_size=8, max_new_tokens=40, ngram=True, drafts=2, auto=True)
     prompts = random_prompts(4, seed=3)
     together = generate_batch(model, prompts, config, rules=rules)
