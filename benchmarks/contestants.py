@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from benchmarks.measure import seconds
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.generate import generate
+from jacobi_core.decoding.static_forward import StaticForward, widths_for
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.hub import load_model, load_tokenizer
 
@@ -33,11 +34,15 @@ class Subject:
     new_tokens: int
     folder: Path | None = None
 
-    def ours(self, method: Method, block_size: int, **knobs) -> Contestant:
+    def ours(self, method: Method, block_size: int, *, compiled: bool = False, **knobs) -> Contestant:
         config = DecodingConfig(method=method, block_size=block_size, max_new_tokens=self.new_tokens, **knobs)
+        forward = None
+        if compiled:
+            capacity = max(map(len, self.prompts)) + self.new_tokens
+            forward = StaticForward(self.model, capacity=capacity, widths=widths_for(config), compiled=True)
 
         def run(prompt: torch.Tensor) -> tuple[int, int, float]:
-            took, found = seconds(lambda: generate(self.model, prompt, config, rules=self.rules))
+            took, found = seconds(lambda: generate(self.model, prompt, config, rules=self.rules, forward=forward))
             return found.stats.tokens, found.stats.forwards, took
 
         return run

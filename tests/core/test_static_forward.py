@@ -51,9 +51,12 @@ def test_same_text_as_the_growing_cache(family, method, n, cap, ngram, copying, 
     assert found.stats == expected.stats
 
 
+@pytest.mark.parametrize("long_prompt", [False, True])
 @pytest.mark.parametrize("method", list(Method))
-def test_few_shapes_and_one_allocation(method):
+def test_few_shapes_and_one_allocation(monkeypatch, method, long_prompt):
     """After the prefill the model sees at most three shapes, all of them planned, and always the same memory."""
+    if long_prompt:
+        monkeypatch.setattr(static_forward, "SHORT_PROMPT", 1)
     model = tiny_model(seed=1)
     n = 1 if method is Method.ar else 8
     config = DecodingConfig(method=method, block_size=n, max_new_tokens=80, ngram=method is Method.mr, spawn_ratio=0.2)
@@ -72,9 +75,15 @@ def test_few_shapes_and_one_allocation(method):
     model.register_forward_pre_hook(record, with_kwargs=True)
     model.register_forward_hook(look, with_kwargs=True)
     generation = decode(model, forward, COPYING, config)
-    assert len(shapes) == generation.stats.forwards + 1  # and the prefill
-    assert shapes[0] == ((1, len(COPYING) - 1), None)  # plainly causal: no mask, so flash kernels may run
-    steps = set(shapes[1:])
+    seen = list(shapes)
+    assert generation.new_tokens.tolist() == decode(model, CachedForward(model), COPYING, config).new_tokens.tolist()
+    if long_prompt:
+        assert len(seen) == generation.stats.forwards + 1  # the prompt has one of its own
+        assert seen[0] == ((1, len(COPYING) - 1), None)  # plainly causal: no mask, so flash kernels may run
+    else:
+        assert len(seen) == generation.stats.forwards
+        assert seen[0][0] == (1, generation.stats.fed_per_forward[0])
+    steps = set(seen[1:])
     assert {ids[1] for ids, _ in steps} <= set(widths_for(config))
     assert 1 <= len(steps) == len({ids for ids, _ in steps}) <= 3
     assert len(addresses) == 1
@@ -85,7 +94,7 @@ def test_few_shapes_and_one_allocation(method):
 def test_a_compiled_model_is_compiled_once_per_width():
     model = tiny_model(seed=1)
     forward = static(model, EVERYTHING, len(COPYING))
-    graphs = []
+    graphs, calls = [], []
 
     def count(graph, inputs):
         graphs.append(graph)
@@ -94,7 +103,8 @@ def test_a_compiled_model_is_compiled_once_per_width():
     eager, compiled, widths = model.forward, torch.compile(model.forward, backend=count, fullgraph=True, dynamic=False), set()
 
     def prefill_eagerly(**kwargs):
-        if kwargs.get("attention_mask") is None:
+        calls.append(kwargs)
+        if len(calls) == 1:
             return eager(**kwargs)
         widths.add(kwargs["input_ids"].shape[1])
         return compiled(**kwargs)
@@ -145,8 +155,35 @@ def test_capture_that_fails_is_logged_once_and_decoding_goes_on(monkeypatch, cap
             assert decode(model, forward, COPYING, EVERYTHING).new_tokens.tolist() == expected.new_tokens.tolist()
     assert len(tried) == 2  # once per forward, not once per step
     assert [r.message for r in caplog.records] == [
-        "no CUDA graph for decoding steps, they run eagerly and slower: operation not permitted when stream is capturing"
+        "decoding steps cannot be captured in a CUDA graph, they run eagerly and slower: operation not permitted when stream is capturing"
     ]
+
+
+def test_compiled_steps_give_the_same_text():
+    model = MODELS["llama"]
+    config = DecodingConfig(method=Method.recycling, block_size=4, max_new_tokens=30)
+    forward = StaticForward(model, capacity=60, widths=(widths_for(config)[-1],), compiled=True)
+    for prompt in (COPYING, [11, 12]):
+        expected = decode(model, CachedForward(model), prompt, config)
+        assert decode(model, forward, prompt, config).new_tokens.tolist() == expected.new_tokens.tolist()
+
+
+def test_steps_that_do_not_compile_run_eagerly_and_say_so(monkeypatch, caplog):
+    model = MODELS["llama"]
+
+    def broken(model, dynamic):
+        def refuse(**inputs):
+            raise RuntimeError("no C++ compiler\nlong trace")
+
+        return refuse
+
+    monkeypatch.setattr(torch, "compile", broken)
+    static_forward._warn_once.cache_clear()
+    forward = StaticForward(model, capacity=80, widths=widths_for(EVERYTHING), compiled=True)
+    with caplog.at_level(logging.WARNING):
+        found = decode(model, forward, COPYING, EVERYTHING)
+    assert found.new_tokens.tolist() == decode(model, CachedForward(model), COPYING, EVERYTHING).new_tokens.tolist()
+    assert [r.message for r in caplog.records] == ["decoding steps cannot be compiled, they run eagerly and slower: no C++ compiler"]
 
 
 def test_eager_attention():
@@ -172,3 +209,4 @@ def test_widths():
     assert widths_for(DecodingConfig(block_size=64)) == (32, 64)
     assert widths_for(DecodingConfig(method=Method.mr)) == (64, 255, 509)
     assert widths_for(DecodingConfig(method=Method.mr, max_new_tokens=3)) == (5, 9)
+    assert widths_for(DecodingConfig(method=Method.running_window, block_size=6, auto=True)) == (1, 2, 4, 8)
