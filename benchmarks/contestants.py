@@ -39,7 +39,8 @@ class Subject:
         forward = None
         if compiled:
             capacity = max(map(len, self.prompts)) + self.new_tokens
-            forward = StaticForward(self.model, capacity=capacity, widths=widths_for(config), compiled=True)
+            widths = sorted({*range(16, block_size, 16), widths_for(config)[-1]})
+            forward = StaticForward(self.model, capacity=capacity, widths=widths, compiled=True)
 
         def run(prompt: torch.Tensor) -> tuple[int, int, float]:
             took, found = seconds(lambda: generate(self.model, prompt, config, rules=self.rules, forward=forward))
@@ -74,7 +75,7 @@ class Subject:
 class Released:
     """The authors' decoder in its own environment (benchmarks/released_runner.py), one prompt at a time. Use as a context manager."""
 
-    def __init__(self, subject: Subject, directory: str, python: str, blocks: tuple[int, ...]) -> None:
+    def __init__(self, subject: Subject, directory: str, python: str) -> None:
         eos = sorted(subject.rules.eos_ids, key=lambda i: i != load_tokenizer(subject.folder).eos_token_id)
         self._job = {
             "model": str(subject.folder),
@@ -83,7 +84,7 @@ class Released:
             "pad_id": subject.model.config.pad_token_id or eos[0],
             "threads": torch.get_num_threads(),
         }
-        self._subject, self._blocks = subject, blocks
+        self._subject = subject
         self._process = subprocess.Popen([python, str(RUNNER), directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Released:

@@ -11,7 +11,8 @@ mr_vs_jacobi_tpf      tokens per forward of mr / of plain jacobi at equal block 
 best_speedup          tokens per second of the best setting / of our AR
 ceiling_share         that speedup / the most it could be: TPF x latency(1) / mean latency of what was fed, bare forwards timed in this run
 vs_prompt_lookup_tpf, vs_prompt_lookup_tps    adaptive decoding with n-grams / transformers' prompt lookup, on prompts that ask for a copy
-vs_released_tpf, vs_released_tps    ours / the authors' released decoder, the smallest of blocks 16, 32, 64 with one setting of ours at all of them
+vs_released_tpf, vs_released_tps    ours / the authors' released decoder, the smallest of blocks 16, 32, 64; ours is running window with
+                      compiled steps at all of them
 batch8_vs_batch1      jacobi at block 8: tokens per second at batch 8 / at batch 1
 """
 
@@ -21,8 +22,6 @@ import argparse
 import json
 import statistics
 import sys
-from typing import Any
-
 import torch
 
 from benchmarks.contestants import Released, Subject, minicode, random_llama, smollm2
@@ -33,7 +32,7 @@ from jacobi_core.decoding.generate import generate, generate_batch
 from jacobi_core.decoding.latency import measure_latency
 
 BLOCKS = (16, 32, 64)
-AGAINST_RELEASED: dict[str, Any] = {"method": Method.recycling, "drafts": 2, "verification_size": 2}
+torch._dynamo.config.recompile_limit = 64  # every block size compiles its own widths in this process
 
 
 def show(title: str, runs: dict[str, Run]) -> None:
@@ -59,13 +58,13 @@ def overhead(subject: Subject) -> float:
 
         return stats.tokens, stats.forwards, seconds(forwards)[0]
 
-    runs = side_by_side({"ours": subject.ours(Method.running_window, 32), "bare forwards": bare}, subject.prompts)
+    runs = side_by_side({"ours": subject.ours(Method.running_window, 32), "bare forwards": bare}, subject.prompts, repeats=2)
     show("overhead", runs)
     return runs["bare forwards"].times_faster_than(runs["ours"])
 
 
 def ar_vs_transformers(subject: Subject) -> float:
-    runs = side_by_side({"our ar": subject.ours(Method.ar, 1), "transformers": subject.transformers()}, subject.prompts)
+    runs = side_by_side({"our ar": subject.ours(Method.ar, 1), "transformers": subject.transformers()}, subject.prompts, repeats=2)
     show("ar", runs)
     return runs["our ar"].times_faster_than(runs["transformers"])
 
@@ -131,9 +130,14 @@ def vs_prompt_lookup(subject: Subject) -> dict[str, float]:
 def vs_released(subject: Subject, directory: str, python: str) -> dict[str, float]:
     tpf, tps = [], []
     for n in BLOCKS:
-        with Released(subject, directory, python, BLOCKS) as released:
-            ours = dict(AGAINST_RELEASED)
-            runs = side_by_side({"released": released.at(n), "ours": subject.ours(ours.pop("method"), n, **ours)}, subject.prompts)
+        with Released(subject, directory, python) as released:
+            contestants = {
+                "released": released.at(n),
+                "ours": subject.ours(Method.running_window, n, compiled=True),
+                "ours, not compiled": subject.ours(Method.running_window, n),
+                "ours, 4 drafts": subject.ours(Method.running_window, n, drafts=4, compiled=True),
+            }
+            runs = side_by_side(contestants, subject.prompts)
         show(f"released, block {n}", runs)
         tpf.append(runs["ours"].tpf / runs["released"].tpf)
         tps.append(runs["ours"].times_faster_than(runs["released"]))
@@ -167,15 +171,17 @@ def main(arguments: argparse.Namespace) -> None:
     rows = []
     for subject in subjects:
         print(f"== {subject.label}", file=sys.stderr)
-        values = {"overhead": overhead(subject), "ar_vs_transformers": ar_vs_transformers(subject), "ceiling_share": ceiling_share(subject)}
-        if not subject.copying:  # the large model takes minutes per method, and says the same
-            values |= methods(subject)
-        else:
-            values |= vs_prompt_lookup(subject)
+        values = {"overhead": overhead(subject), "ar_vs_transformers": ar_vs_transformers(subject)}
         if subject.label == "llama-35M":
             values["batch8_vs_batch1"] = batch8_vs_batch1(subject)
-        if subject.label == "minicode-round2" and arguments.released:
-            values |= vs_released(subject, arguments.released, arguments.released_python)
+        if subject.copying:
+            values |= vs_prompt_lookup(subject)
+        if subject.label.startswith("minicode"):
+            values |= methods(subject)
+        if subject.label == "minicode-round2":
+            values["ceiling_share"] = ceiling_share(subject)
+            if arguments.released:
+                values |= vs_released(subject, arguments.released, arguments.released_python)
         rows += [{"name": name, "model": subject.label, "value": round(value, 3)} for name, value in values.items()]
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{r['model']:<16} {r['name']:<22} {r['value']:.3f}" for r in rows))
 
