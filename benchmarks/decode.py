@@ -22,6 +22,7 @@ import argparse
 import json
 import statistics
 import sys
+
 import torch
 
 from benchmarks.contestants import Released, Subject, minicode, random_llama, smollm2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-AS_AR = {"method": Method.ar, "block_size": 1, "ngram": False}
+AS_AR = {"method": Method.ar, "block_size": 1, "ngram": False, "drafts": 1, "auto": False}
 
 
 @dataclass
@@ -37,9 +37,11 @@ class GenerateArguments:
     max_new_tokens: Annotated[int, "cap on the answer"] = 256
     max_blocks: Annotated[int, "blocks in flight (multi_block, mr)"] = DecodingConfig.max_blocks
     spawn_ratio: Annotated[float, "share of the newest block to be right before the next one starts"] = DecodingConfig.spawn_ratio
-    verification_size: Annotated[int, "drafts verified in one forward, recycled and copied ones included"] = DecodingConfig.verification_size
+    verification_size: Annotated[int, "chains verified in one forward: drafts, recycled and copied candidates"] = DecodingConfig.verification_size
     pool_size: Annotated[int, "rejected drafts kept for recycling"] = DecodingConfig.pool_size
     ngram: Annotated[bool, "also draft what followed the last tokens where they occurred before"] = True
+    drafts: Annotated[int, "drafts refreshed side by side, the first being their consensus (not jacobi)"] = DecodingConfig.drafts
+    auto: Annotated[bool, "feed only as much as pays on this machine (not jacobi)"] = DecodingConfig.auto
     temperature: Annotated[float, "0 is greedy; above, both decoders draw the same samples"] = DecodingConfig.temperature
     top_k: Annotated[int, "sampling: keep the k likeliest tokens; 0 keeps all"] = DecodingConfig.top_k
     top_p: Annotated[float, "sampling: keep the likeliest tokens that reach this probability together"] = DecodingConfig.top_p

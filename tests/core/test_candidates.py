@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jacobi_core.decoding import text as text_module
 from jacobi_core.decoding.blocks import Horizon
-from jacobi_core.decoding.cache import side_by_side
+from jacobi_core.decoding.cache import CachedForward, side_by_side
 from jacobi_core.decoding.candidates import LONGEST, PLACES, SHORTEST, NgramIndex, RejectedPool
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.drafts import ContextDrafts
@@ -260,7 +260,6 @@ def test_copying_helps_an_untrained_model_on_a_repetitive_text():
 @given(seed=st.integers(0, 500), n=st.sampled_from([2, 8, 17]), method=st.sampled_from([Method.recycling, Method.mr]))
 def test_the_cache_holds_exactly_the_committed_text(seed, n, method):
     """After moves and rollbacks, what the cache gives for the next token is what a fresh forward over the whole text gives."""
-    from jacobi_core.decoding.cache import CachedForward
 
     prompt = random_prompts(1, seed=seed)[0]
     with torch.inference_mode():
@@ -281,3 +280,30 @@ def test_the_cache_holds_exactly_the_committed_text(seed, n, method):
             forward.rollback(len(whole) - 1)
             fresh = MODEL(input_ids=torch.tensor([whole]), use_cache=False).logits[0, -1]
             torch.testing.assert_close(cached, fresh)
+
+
+def test_candidates_never_copy_the_cache(monkeypatch):
+    """Most bytes the cache ever holds: those of AR's, and of the tokens of one forward beside it; nothing grows with the number of forwards."""
+    held = []
+    keep, logits_of = CachedForward.keep, CachedForward.logits_of
+
+    def bytes_of(forward):
+        return sum(tensor.numel() * tensor.element_size() for layer in forward.cache.layers for tensor in (layer.keys, layer.values))
+
+    def watched(self, requests):
+        found = logits_of(self, requests)
+        held.append(bytes_of(self))
+        return found
+
+    monkeypatch.setattr(CachedForward, "logits_of", watched)
+    monkeypatch.setattr(CachedForward, "keep", lambda self, verdicts: keep(self, verdicts) or held.append(bytes_of(self)))
+    prompt, peaks = torch.tensor([9, 8, 7, 9, 8, 7]), {}
+    for name, config in {
+        "ar": DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=90),
+        "mr": DecodingConfig(method=Method.mr, block_size=8, max_new_tokens=90, spawn_ratio=0.2, ngram=True, drafts=2),
+    }.items():
+        held.clear()
+        stats = generate(MODEL, prompt, config, rules=NO_EOS).stats
+        peaks[name] = max(held)
+    token = peaks["ar"] // (len(prompt) + 90 - 1)
+    assert peaks["mr"] <= peaks["ar"] + token * max(stats.fed_per_forward)
