@@ -114,7 +114,9 @@ class _Row:
         if self.padding and prefixes is not None:
             prefixes = [[*self.padding, *prefix] for prefix in prefixes]
         scores = self.choose(logits, positions, prefixes)
-        chosen = torch.cat([scores, agreed_scores(scores, chains)]).argmax(-1).tolist()
+        agreed = agreed_scores(scores, chains)
+        best = scores.argmax(-1)
+        chosen = (best if agreed is None else torch.cat([best, agreed.argmax(-1)])).tolist()  # one wait for the device
         done, places = len(self.text.answer), len(positions)
         verdict = self.text.receive(chains, self.text.read(chains, chosen[:places]), chosen[places:])
         self.choose.forget_before(len(self.text.answer))
@@ -159,12 +161,12 @@ def _decode(forward: Forward, rows: Sequence[_Row]) -> list[Generation]:
     return [row.generation for row in rows]
 
 
-def agreed_scores(scores: torch.Tensor, chains: Sequence[Chain]) -> torch.Tensor:
+def agreed_scores(scores: torch.Tensor, chains: Sequence[Chain]) -> torch.Tensor | None:
     """What all drafts together say, [1 + tokens of the longest draft, V] up to a factor: the sum of the scores at each answer index, which
-    for logits is the drafts' geometric mean. [0, V] where there is no second draft. scores [k, V]: see `Text.places`."""
+    for logits is the drafts' geometric mean. None where there is no second draft. scores [k, V]: see `Text.places`."""
     drafts = [chain for chain in chains if chain.draft is not None]
     if len(drafts) < 2:
-        return scores[:0]
+        return None
     steps = [0, *(i + 1 for chain in drafts for i in range(len(chain.tokens)))]  # drafts come before candidates
     agreed = scores.new_zeros(1 + max(len(chain.tokens) for chain in drafts), scores.shape[-1])
     return agreed.index_add_(0, torch.tensor(steps, device=scores.device), scores[: len(steps)])
