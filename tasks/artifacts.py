@@ -9,11 +9,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.stage import UserError
@@ -80,16 +83,27 @@ def _write_table(path: Path, table: pa.Table) -> None:
     temporary.replace(path)
 
 
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from error
+
+
 def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
-    found = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-    name = schema.metadata[b"artifact"].decode()
-    if found.get("artifact") != name or found.get("schema_version") != str(SCHEMA_VERSION):
-        raise UserError(f"{path}: holds {found.get('artifact')} version {found.get('schema_version')}, expected {name} version {SCHEMA_VERSION}")
+    _check_artifact(path, table.schema, schema)
     return table
+
+
+def _check_artifact(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
+    metadata = {k.decode(): v.decode() for k, v in (found.metadata or {}).items()}
+    name, version = (schema.metadata[key].decode() for key in (b"artifact", b"schema_version"))
+    if metadata.get("artifact") != name or metadata.get("schema_version") != version:
+        raise UserError(f"{path}: holds {metadata.get('artifact')} version {metadata.get('schema_version')}, expected {name} version {version}")
 
 
 # ---- prompts
@@ -112,15 +126,66 @@ def prompt_id(messages: Sequence[dict[str, str]]) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def write_prompts(folder: Path, prompts: Sequence[Prompt]) -> None:
-    rows = [{**asdict(p), "messages": json.dumps(p.messages, ensure_ascii=False), "meta": json.dumps(p.meta, ensure_ascii=False)} for p in prompts]
-    _write_table(folder / "prompts.parquet", pa.Table.from_pylist(rows, schema=PROMPTS))
+PROMPT_ROW_GROUP = 512  # rows that a reader of single prompts decodes at once
+
+
+def write_prompts(folder: Path, prompts: Iterable[Prompt], *, template_sha256: str | None = None) -> None:
+    """In the given order; holds no more than one row group. template_sha256: of the chat template, kept in the schema's metadata."""
+    metadata = {**(PROMPTS.metadata or {}), **({b"chat_template_sha256": template_sha256.encode()} if template_sha256 else {})}
+    rows = ({**vars(p), "messages": json.dumps(p.messages, ensure_ascii=False), "meta": json.dumps(p.meta, ensure_ascii=False)} for p in prompts)
+    path = folder / "prompts.parquet"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with pq.ParquetWriter(temporary, PROMPTS.with_metadata(metadata), compression="zstd") as writer:
+            while group := list(islice(rows, PROMPT_ROW_GROUP)):
+                writer.write_table(pa.Table.from_pylist(group, schema=writer.schema))
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def read_prompts(folder: Path, split: str) -> list[Prompt]:
-    """The prompts of one split, in their stored order."""
-    rows = _read_table(folder / "prompts.parquet", PROMPTS).to_pylist()
-    return [Prompt(**{**r, "messages": json.loads(r["messages"]), "meta": json.loads(r["meta"])}) for r in rows if r["split"] == split]
+    """The prompts of one split, in their stored order: for splits that fit in memory, PromptRows for the others."""
+    table = _read_table(folder / "prompts.parquet", PROMPTS)
+    return [_prompt(row) for row in table.filter(pc.field("split") == split).to_pylist()]
+
+
+def _prompt(row: dict[str, Any]) -> Prompt:
+    return Prompt(**{**row, "messages": json.loads(row["messages"]), "meta": json.loads(row["meta"])})
+
+
+class PromptRows:
+    """Ids and lengths of one split's prompts, in their stored order, and the prompts themselves on demand."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        path = folder / "prompts.parquet"
+        self._file = _opened(path)
+        _check_artifact(path, self._file.schema_arrow, PROMPTS)
+        ids, lengths, groups, rows = ([np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32, np.int32))
+        for group in range(self._file.num_row_groups):
+            table = self._file.read_row_group(group, columns=["id", "split", "input_ids"])
+            found = np.flatnonzero(pc.equal(table["split"], split).to_numpy())
+            ids.append(table["id"].to_numpy()[found])
+            lengths.append(pc.list_value_length(table["input_ids"]).to_numpy()[found])
+            groups.append(np.full(len(found), group, np.int32))
+            rows.append(found.astype(np.int32))
+        self.ids, self.lengths = np.concatenate(ids), np.concatenate(lengths)  # int64 and int32 [prompts]
+        self._groups, self._rows = np.concatenate(groups), np.concatenate(rows)  # where each prompt stands in the file
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, positions: Sequence[int]) -> list[Prompt]:
+        """The prompts at these positions of the split, in the order asked for. Decodes only the row groups they stand in."""
+        found: dict[int, Prompt] = {}
+        for group, wanted in groupby(sorted(positions), key=lambda position: self._groups[position]):
+            table = self._file.read_row_group(int(group))
+            for position in wanted:
+                found[position] = _prompt(table.slice(self._rows[position], 1).to_pylist()[0])
+        return [found[position] for position in positions]
 
 
 # ---- trajectories: one part per shard of prompts
