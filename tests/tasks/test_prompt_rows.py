@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -64,4 +63,3 @@ def test_another_artifact_or_no_file_is_refused_by_name(tmp_path, folder):
     pq.write_table(table, tmp_path / "prompts.parquet")
     with pytest.raises(UserError, match="holds packed version 1, expected prompts version 1"):
         PromptRows(tmp_path, "train")
-    shutil.rmtree(tmp_path)
