@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jacobi_core.hub import load_tokenizer
 from tasks.prepare_prompts.template import template
-from tasks.row_files import HubPart, data_files, is_hub_id, open_rows
+from tasks.row_files import HubPart, data_files, hub_commit, is_hub_id, open_rows
 from tasks.stage import UserError
 
 AWKWARD = [
@@ -202,6 +202,28 @@ def test_a_hub_id_is_told_from_a_path(tmp_path, monkeypatch):
     (tmp_path / "org").mkdir()
     as_jsonl(tmp_path / "org", [{"prompt": "here"}])
     assert not is_hub_id("org/a.jsonl") and read("org/a.jsonl") == [{"prompt": "here"}]
+
+
+def test_the_asked_for_part_of_a_hub_data_set_is_loaded(monkeypatch):
+    """The library's own function stands in for the hub: what it is asked for, and that its rows come through."""
+    asked = []
+
+    def load_dataset(name, subset, *, split, revision):
+        asked.append((name, subset, split, revision))
+        return datasets.Dataset.from_list([{"question": " a\r\n", "answer": "b"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read("org/set", subset="main", split="test", revision="c0ffee") == [{"question": " a\r\n", "answer": "b"}]
+    assert asked == [("org/set", "main", "test", "c0ffee")]
+
+
+def test_a_hub_commit_comes_from_the_local_cache_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    refs = tmp_path / "datasets--org--set" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("c0ffee")
+    assert hub_commit("org/set", None) == "c0ffee"
+    assert hub_commit("org/set", "v1") == "v1"  # neither cached nor, offline, known: loading it will tell
 
 
 def test_without_the_hub_the_error_says_how_to_get_the_data():
