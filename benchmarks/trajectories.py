@@ -56,7 +56,7 @@ def block_by_block(
             fed = state if whole_blocks else state[done:]
             predicted = forward(torch.tensor([fed]))[0].argmax(-1).tolist()
             first = known if whole_blocks or done == 0 else state[done]
-            new = state[: size - len(fed)] + [first, *predicted[:-1]]
+            new = [*state[: size - len(fed)], first, *predicted[:-1]]
             agreed = next((i for i in range(size) if state[i] != new[i]), size)
             ended = next((i + 1 for i in range(agreed) if new[i] in rules.eos_ids), None)
             if agreed == size or ended:

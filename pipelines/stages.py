@@ -15,7 +15,7 @@ from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
 from tasks.distill.config import DistillConfig
 from tasks.export_model import ExportConfig
-from tasks.generate_trajectories import GenerateTrajectoriesConfig
+from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
 from tasks.pack_sequences import PackConfig
 from tasks.prepare_prompts.config import GENERATED, PreparePromptsConfig, Source
 from tasks.problem_sets.human_eval import packaged_file
@@ -62,10 +62,11 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
 
 
 def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, model: str) -> Stage:
-    settings = GenerateTrajectoriesConfig(**_fields(config.trajectories), block_size=round_.block_size)
+    schedule = _schedule(config, round_) if config.trajectories.collect is Collect.schedule else None
+    settings = GenerateTrajectoriesConfig(**_fields(config.trajectories), block_size=round_.block_size, schedule=schedule)
     settings = dataclasses.replace(settings, **_given(prompts=round_.prompts))
     inputs = {"prompts": "prompts", "model": model}
-    return Stage(f"{name}/trajectories", "trajectories", 1, "tasks.generate_trajectories:run", settings, inputs=inputs, resumable=True)
+    return Stage(f"{name}/trajectories", "trajectories", 2, "tasks.generate_trajectories.stage:run", settings, inputs=inputs, resumable=True)
 
 
 def _pack(config: PipelineConfig, name: str, schedule: NoiseSchedule, *, trajectories: str) -> Stage:

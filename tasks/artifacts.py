@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -23,31 +23,17 @@ from tasks.stage import UserError
 
 if TYPE_CHECKING:
     from jacobi_core.distillation.packing import PackedRow
-    from jacobi_core.trajectories.record import Trajectory
 
-SCHEMA_VERSION = 1
 _INTS = pa.list_(pa.int32())
 
 
-def _schema(name: str, fields: list[tuple[str, pa.DataType]]) -> pa.Schema:
-    return pa.schema(fields, metadata={"artifact": name, "schema_version": str(SCHEMA_VERSION)})
+def schema_of(name: str, fields: list[tuple[str, pa.DataType]], *, version: int = 1) -> pa.Schema:
+    return pa.schema(fields, metadata={"artifact": name, "schema_version": str(version)})
 
 
-PROMPTS = _schema("prompts", [("id", pa.int64()), ("split", pa.string()), ("messages", pa.string()), ("input_ids", _INTS), ("meta", pa.string())])
-TRAJECTORIES = _schema(
-    "trajectories",
-    [
-        ("id", pa.int64()),
-        ("prompt_ids", _INTS),
-        ("answer_ids", _INTS),
-        ("stop_reason", pa.string()),
-        ("block_size", pa.int32()),
-        ("states", _INTS),
-        ("state_offsets", _INTS),
-    ],
-)
+PROMPTS = schema_of("prompts", [("id", pa.int64()), ("split", pa.string()), ("messages", pa.string()), ("input_ids", _INTS), ("meta", pa.string())])
 PACKED_FIELDS = ("input_ids", "position_ids", "sample", "kind", "block", "window", "labels", "teacher")
-PACKED = _schema("packed", [*((name, _INTS) for name in PACKED_FIELDS), ("consistency_tokens", pa.int32()), ("ar_tokens", pa.int32())])
+PACKED = schema_of("packed", [*((name, _INTS) for name in PACKED_FIELDS), ("consistency_tokens", pa.int32()), ("ar_tokens", pa.int32())])
 
 
 # ---- plain files
@@ -75,12 +61,17 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not a readable JSON file ({error})") from error
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, *, level: int | None = None) -> None:
+    """Atomic and durable; what a failed attempt wrote is removed. level: of zstd."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        pq.write_table(table, temporary, compression="zstd", compression_level=level)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _opened(path: Path) -> pq.ParquetFile:
@@ -90,13 +81,21 @@ def _opened(path: Path) -> pq.ParquetFile:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
 
 
-def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
+def read_table(path: Path, schema: pa.Schema, *, columns: list[str] | None = None) -> pa.Table:
+    """All columns by default. Raises UserError naming the file where it is not readable, or holds another artifact or version than `schema`."""
+    file = _opened(path)
+    _check_artifact(path, file.schema_arrow, schema)
     try:
-        table = pq.read_table(path)
+        return file.read(columns=columns)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
-    _check_artifact(path, table.schema, schema)
-    return table
+
+
+def read_schema(path: Path, schema: pa.Schema) -> pa.Schema:
+    """What a file says about itself, its own metadata included. Raises as read_table does."""
+    found = _opened(path).schema_arrow
+    _check_artifact(path, found, schema)
+    return found
 
 
 def _check_artifact(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
@@ -149,7 +148,7 @@ def write_prompts(folder: Path, prompts: Iterable[Prompt], *, template_sha256: s
 
 def read_prompts(folder: Path, split: str) -> list[Prompt]:
     """The prompts of one split, in their stored order: for splits that fit in memory, PromptRows for the others."""
-    table = _read_table(folder / "prompts.parquet", PROMPTS)
+    table = read_table(folder / "prompts.parquet", PROMPTS)
     return [_prompt(row) for row in table.filter(pc.field("split") == split).to_pylist()]
 
 
@@ -188,51 +187,6 @@ class PromptRows:
         return [found[position] for position in positions]
 
 
-# ---- trajectories: one part per shard of prompts
-
-
-def trajectory_part(folder: Path, shard: int) -> Path:
-    return folder / f"part-{shard:06d}.parquet"
-
-
-def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    from jacobi_core.trajectories.record import flatten_states
-
-    rows = []
-    for t in trajectories:
-        flat, offsets = flatten_states(t.states)
-        rows.append(
-            {
-                "id": t.id,
-                "prompt_ids": t.prompt_ids.tolist(),
-                "answer_ids": t.answer_ids.tolist(),
-                "stop_reason": t.stop_reason,
-                "block_size": t.block_size,
-                "states": flat,
-                "state_offsets": offsets,
-            }
-        )
-    _write_table(path, pa.Table.from_pylist(rows, schema=TRAJECTORIES))
-
-
-def read_trajectories(folder: Path) -> Iterator[Trajectory]:
-    """All trajectories of a folder in the order of its parts; each id once."""
-    import torch
-
-    from jacobi_core.trajectories.record import Trajectory, unflatten_states
-
-    seen: set[int] = set()
-    for path in sorted(folder.glob("part-*.parquet")):
-        for r in _read_table(path, TRAJECTORIES).to_pylist():
-            if r["id"] in seen:
-                raise UserError(f"{path}: prompt id {r['id']} stands in two parts; recompute the trajectories stage (force=[...])")
-            seen.add(r["id"])
-            flat = torch.tensor(r["states"], dtype=torch.long)
-            states = unflatten_states(flat, r["state_offsets"], answer_length=len(r["answer_ids"]), block_size=r["block_size"])
-            prompt, answer = torch.tensor(r["prompt_ids"]), torch.tensor(r["answer_ids"])
-            yield Trajectory(r["id"], prompt, answer, r["stop_reason"], r["block_size"], states)
-
-
 # ---- packed rows
 
 
@@ -243,14 +197,14 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> None:
     for row in rows:
         consistency, ar = loss_counts(row).tolist()
         records.append({**{n: getattr(row, n).tolist() for n in PACKED_FIELDS}, "consistency_tokens": consistency, "ar_tokens": ar})
-    _write_table(path, pa.Table.from_pylist(records, schema=PACKED))
+    write_table(path, pa.Table.from_pylist(records, schema=PACKED))
 
 
 class PackedRows:
     """Random access to the packed rows of a file, by row number."""
 
     def __init__(self, path: Path) -> None:
-        table = _read_table(path, PACKED).combine_chunks()
+        table = read_table(path, PACKED).combine_chunks()
         self._offsets = table["input_ids"].chunk(0).offsets.to_numpy()
         self._values = {name: table[name].chunk(0).values.to_numpy() for name in PACKED_FIELDS}
         self.lengths = self._offsets[1:] - self._offsets[:-1]  # tokens per row

@@ -15,6 +15,8 @@ def check_workers(cluster: ClusterConfig) -> None:
     for name in ("workers", "threads_per_worker", "num_cpus"):
         if getattr(cluster, name) < 1:
             raise UserError(f"cluster.{name} must be at least 1, got {getattr(cluster, name)}")
+    if cluster.min_workers is not None and not 1 <= cluster.min_workers <= cluster.workers:
+        raise UserError(f"cluster.min_workers must be between 1 and cluster.workers={cluster.workers}, got {cluster.min_workers}")
     for name in ("cpus_per_worker", "gpus_per_worker"):
         if getattr(cluster, name) < 0:
             raise UserError(f"cluster.{name} must not be negative, got {getattr(cluster, name)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from transformers import PreTrainedModel
@@ -13,18 +12,12 @@ from jacobi_core.decoding.greedy_batch import GreedyAnswer
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, nearest_state, target_count, target_ratios
 from jacobi_core.trajectories.blocks import BlockIteration, CleanTexts
+from jacobi_core.trajectories.disagreement import OnDisagreement
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
 from jacobi_core.trajectories.slots import greedy_answers
 
 # state tokens fed to one forward: enough to be busy, few enough that rows of one forward are alike and logits stay small
 CPU_TOKENS, GPU_TOKENS = 1024, 16384
-
-
-class OnDisagreement(str, Enum):
-    """What becomes of an answer from the token on that the teacher-forced forward does not predict again."""
-
-    keep = "keep"
-    cut = "cut"  # the answer ends before it
 
 
 @dataclass(frozen=True)

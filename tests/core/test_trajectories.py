@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jacobi_core.decoding.drafts import ContextDrafts
 from jacobi_core.trajectories.collect import collect
-from jacobi_core.trajectories.record import Trajectory, converged_prefix, flatten_states, unflatten_states
+from jacobi_core.trajectories.record import Trajectory, converged_prefix
 from tests.core.tiny import random_prompts, tiny_model, tiny_rules
 
 MODELS = {family: tiny_model(family, seed=1) for family in ("qwen2", "llama")}
@@ -67,17 +67,6 @@ def test_alone_or_together_or_in_another_order():
         for a, b in zip(together, others, strict=True):
             assert a.answer_ids.tolist() == b.answer_ids.tolist()
             assert [s.tolist() for s in a.states] == [s.tolist() for s in b.states]
-
-
-@given(st.integers(1, 40), st.sampled_from([1, 2, 3, 8, 17]), st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
-def test_flat_form_round_trips(length, n, seed):
-    generator = torch.Generator().manual_seed(seed)
-    sizes = [min(n, length - s) for s in range(0, length, n)]
-    states = [torch.randint(0, 9, (int(torch.randint(1, 5, (1,), generator=generator)), m), generator=generator) for m in sizes]
-    flat, offsets = flatten_states(states)
-    back = unflatten_states(torch.tensor(flat), offsets, answer_length=length, block_size=n)
-    assert [b.tolist() for b in back] == [s.tolist() for s in states]
 
 
 def test_broken_invariants_are_named():

@@ -10,14 +10,18 @@ import pytest
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.hub import load_model, load_tokenizer
 from jacobi_core.trajectories.collect import collect
-from tasks import artifacts, generate_trajectories
-from tasks.generate_trajectories import GenerateTrajectoriesConfig, make_shards, run
+from tasks import artifacts
+from tasks.generate_trajectories import plan
+from tasks.generate_trajectories.config import GenerateTrajectoriesConfig
+from tasks.generate_trajectories.stage import make_job, run
+from tasks.generate_trajectories.worker import ShardWorker
 from tasks.stage import StageContext, UserError
+from tasks.trajectory_files import read_trajectories, trajectory_part, write_trajectories
 from tests.tasks.tiny_stage import CONTEXT_LENGTH, collect_shards, plain, write_split
 
 
 def settings(**changes) -> GenerateTrajectoriesConfig:
-    return GenerateTrajectoriesConfig(**{"block_size": 4, "max_new_tokens": 18, "batch_size": 4, "dtype": "float64", **changes})
+    return GenerateTrajectoriesConfig(**{"block_size": 4, "max_new_tokens": 18, "shard_size": 4, "batch_size": 3, "dtype": "float64", **changes})
 
 
 @pytest.fixture
@@ -36,39 +40,39 @@ def in_process(monkeypatch, no_ray):
     """run() collects its open shards in this process; the list of those it asked for."""
     asked = []
 
-    def run_shards(config, inputs, output, context, todo):
+    def run_shards(job, todo, context, **_):
         asked.extend(todo)
-        collect_shards(config, inputs, output, todo)
+        worker = ShardWorker(job)
+        for shard in todo:
+            worker({"shard": [shard]})
 
-    monkeypatch.setattr(generate_trajectories, "_run_shards", run_shards)
+    monkeypatch.setattr(plan, "run_shards", run_shards)
     return asked
 
 
 def parts(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 # ---- shards
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 11, 12, 1000])
-def test_shards_hold_every_prompt_once(train, batch_size):
-    shards = make_shards(train, settings(batch_size=batch_size))
-    assert sorted(p.id for shard in shards for p in shard) == sorted(p.id for p in train)
-    assert all(0 < len(shard) <= batch_size for shard in shards)
-    assert len(shards) == -(-len(train) // batch_size)
-    assert make_shards(train[::-1], settings(batch_size=batch_size)) == shards
-    lengths = [len(p.input_ids) for shard in shards for p in shard]
-    assert lengths == sorted(lengths)
+@pytest.mark.parametrize("shard_size", [1, 2, 3, 4, 11, 12, 1000])
+def test_shards_hold_every_prompt_once(tmp_path, stage_inputs, train, shard_size):
+    job, ids = make_job(settings(shard_size=shard_size), stage_inputs, tmp_path, StageContext())
+    shards = [list(job.positions(i)) for i in range(job.shards)]
+    assert [i for shard in shards for i in shard] == list(range(len(train)))
+    assert all(0 < len(shard) <= shard_size for shard in shards)
+    assert ids.tolist() == [p.id for p in train]
 
 
-def test_the_first_prompts_are_chosen(train):
-    assert {p.id for shard in make_shards(train, settings(prompts=3)) for p in shard} == {p.id for p in train[:3]}
+def test_the_first_prompts_are_chosen(tmp_path, stage_inputs, train):
+    assert make_job(settings(prompts=3), stage_inputs, tmp_path, StageContext())[1].tolist() == [p.id for p in train[:3]]
     with pytest.raises(UserError, match="no training prompt"):
-        make_shards([], settings())
+        run(settings(), {**stage_inputs, "prompts": write_split(tmp_path / "none", [])}, tmp_path, StageContext())
 
 
-@pytest.mark.parametrize("name", ["block_size", "max_new_tokens", "batch_size", "prompts"])
+@pytest.mark.parametrize("name", ["block_size", "max_new_tokens", "shard_size", "batch_size", "prompts"])
 def test_bad_settings_are_named(name):
     with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got 0"):
         settings(**{name: 0})
@@ -82,8 +86,8 @@ def test_a_shard_holds_what_collecting_alone_gives(tmp_path, stage_inputs, train
     collect_shards(config, stage_inputs, tmp_path, range(3))
     model = load_model(stage_inputs["model"], dtype="float64")
     rules = TokenRules.of(model, load_tokenizer(stage_inputs["model"]))
-    found = {t.id: t for t in artifacts.read_trajectories(tmp_path)}
-    assert list(found) == [p.id for shard in make_shards(train, config) for p in shard]
+    found = {t.id: t for t in read_trajectories(tmp_path)}
+    assert list(found) == [p.id for p in train]
     for prompt in train:
         alone = collect(model, [prompt.input_ids], [prompt.id], block_size=4, max_new_tokens=18, seed=5, rules=rules).trajectories[0]
         assert plain(found[prompt.id]) == plain(alone)
@@ -106,12 +110,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, stage_inputs, in_proc
     metrics = run(settings(), stage_inputs, whole, StageContext())
     assert in_process == [0, 1, 2]
     collect_shards(settings(), stage_inputs, resumed, [1])
-    stamp = artifacts.trajectory_part(resumed, 1).stat().st_mtime_ns
+    stamp = trajectory_part(resumed, 1).stat().st_mtime_ns
     (resumed / ".part-000002.parquet.99.tmp").write_bytes(b"half a file of a killed worker")
     in_process.clear()
     assert run(settings(), stage_inputs, resumed, StageContext()) == metrics
     assert in_process == [0, 2]
-    assert artifacts.trajectory_part(resumed, 1).stat().st_mtime_ns == stamp
+    assert trajectory_part(resumed, 1).stat().st_mtime_ns == stamp
     (resumed / ".part-000002.parquet.99.tmp").unlink()
     assert parts(resumed) == parts(whole)
 
@@ -121,11 +125,11 @@ def test_a_run_with_nothing_left_to_do_starts_no_ray(tmp_path, stage_inputs, no_
     before = parts(tmp_path)
     metrics = run(settings(), stage_inputs, tmp_path, StageContext())
     assert parts(tmp_path) == before
-    artifacts.trajectory_part(tmp_path, 1).unlink()
+    trajectory_part(tmp_path, 1).unlink()
     with pytest.raises(ImportError):  # the guard works: with a shard to do, Ray is asked for
         run(settings(), stage_inputs, tmp_path, StageContext())
 
-    found = list(artifacts.read_trajectories(collected(tmp_path / "again", stage_inputs)))
+    found = list(read_trajectories(collected(tmp_path / "again", stage_inputs)))
     tokens = sum(len(t.answer_ids) for t in found)
     blocks = [len(states) for t in found for states in t.states]
     size = sum(len(raw) for raw in before.values())
@@ -134,6 +138,7 @@ def test_a_run_with_nothing_left_to_do_starts_no_ray(tmp_path, stage_inputs, no_
         "trajectories": 11,
         "quarantined": 0,
         "answer_tokens": tokens,
+        "disagreements": 0,
         "states_per_block": sum(blocks) / len(blocks),
         "eos_share": sum(t.stop_reason == "eos" for t in found) / 11,
         "bytes_per_answer_token": size / tokens,
@@ -148,9 +153,9 @@ def collected(folder, inputs):
 
 def test_a_missing_row_is_noticed(tmp_path, stage_inputs, no_ray):
     collect_shards(settings(), stage_inputs, tmp_path, range(3))
-    path = artifacts.trajectory_part(tmp_path, 1)
-    artifacts.write_trajectories(path, list(artifacts.read_trajectories(tmp_path))[4:7])
-    with pytest.raises(UserError, match="holds 10 trajectories and 0 quarantined rows for 11 prompts"):
+    path = trajectory_part(tmp_path, 1)
+    write_trajectories(path, list(read_trajectories(tmp_path))[4:7])
+    with pytest.raises(UserError, match="holds 10 trajectories and 0 quarantined rows, 1 of 11 prompts are missing"):
         run(settings(), stage_inputs, tmp_path, StageContext())
 
 
@@ -170,11 +175,11 @@ def poisoned(tmp_path, train, base_folder):
     return {"prompts": write_split(tmp_path / "poisoned", rows), "model": base_folder}
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_a_bad_row_costs_one_row(tmp_path, stage_inputs, poisoned, train, in_process, batch_size):
+@pytest.mark.parametrize("shard_size", [1, 3, 8])
+def test_a_bad_row_costs_one_row(tmp_path, stage_inputs, poisoned, train, in_process, shard_size):
     output = tmp_path / "out"
     output.mkdir()
-    config = settings(batch_size=batch_size, max_bad_share=0.5)
+    config = settings(shard_size=shard_size, max_bad_share=0.5)
     metrics = run(config, poisoned, output, StageContext())
     assert (metrics["prompts"], metrics["trajectories"], metrics["quarantined"]) == (8, 5, 3)
     failures = {f["id"]: f["error"] for path in output.glob("quarantine-*.json") for f in artifacts.read_json(path)}
@@ -183,14 +188,24 @@ def test_a_bad_row_costs_one_row(tmp_path, stage_inputs, poisoned, train, in_pro
     assert "exceed the model's context" in failures[102]
     assert failures[103].startswith("IndexError")
     collect_shards(settings(), stage_inputs, tmp_path / "healthy", range(3))
-    healthy = {t.id: plain(t) for t in artifacts.read_trajectories(tmp_path / "healthy")}
-    assert {t.id: plain(t) for t in artifacts.read_trajectories(output)} == {p.id: healthy[p.id] for p in train[:5]}
+    healthy = {t.id: plain(t) for t in read_trajectories(tmp_path / "healthy")}
+    assert {t.id: plain(t) for t in read_trajectories(output)} == {p.id: healthy[p.id] for p in train[:5]}
 
 
 def test_workers_say_what_a_shard_gave(tmp_path, poisoned):
-    (row,) = collect_shards(settings(batch_size=8), poisoned, tmp_path / "out", [0])
-    tokens = sum(len(t.answer_ids) for t in artifacts.read_trajectories(tmp_path / "out"))
-    assert row == {"shard": [0], "answer_tokens": [tokens], "quarantined": [3]}
+    (row,) = collect_shards(settings(shard_size=8), poisoned, tmp_path / "out", [0])
+    found = list(read_trajectories(tmp_path / "out"))
+    states = [s for t in found for s in t.states]
+    assert {name: value for name, (value,) in row.items()} == {
+        "shard": 0,
+        "trajectories": 5,
+        "quarantined": 3,
+        "disagreements": 0,
+        "answer_tokens": sum(len(t.answer_ids) for t in found),
+        "blocks": len(states),
+        "forwards": sum(len(s) - 1 for s in states),
+        "ended": sum(t.stop_reason == "eos" for t in found),
+    }
 
 
 @pytest.mark.parametrize(("share", "refused"), [(0.0, True), (0.37, True), (0.375, False)])
@@ -200,7 +215,7 @@ def test_too_many_bad_rows_are_an_error(tmp_path, poisoned, in_process, share, r
     if not refused:
         assert run(settings(max_bad_share=share), poisoned, output, StageContext())["quarantined"] == 3
         return
-    with pytest.raises(UserError, match=rf"^3 of 8 prompts failed, more than trajectories\.max_bad_share={share}; the first: id 101: ValueError"):
+    with pytest.raises(UserError, match=rf"^3 of 8 prompts failed, more than trajectories\.max_bad_share={share}; the first: id 102: ValueError"):
         run(settings(max_bad_share=share), poisoned, output, StageContext())
 
 
