@@ -72,31 +72,36 @@ class Driver:
         return time.monotonic() - self.started
 
     def workers(self) -> list[psutil.Process]:
-        """Ray's actor processes that it started."""
-        found = []
-        for process in self._descendants():
-            try:
-                if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::") and "IDLE" not in process.cmdline()[0]:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        """The processes of the stage's actors, as Ray calls them once they have started."""
+        return [process for process in self.descendants() if title(process).startswith("ray::MapWorker")]
 
-    def kill(self) -> None:
-        """SIGKILL; returns when what it had started is gone too, which Ray sees to."""
-        descendants = self._descendants()
+    def kill(self) -> list[psutil.Process]:
+        """SIGKILL to the driver alone. Returns what it had started: its workers finish the shard they are at, Ray's agents stay for minutes."""
+        left = self.descendants()
         with contextlib.suppress(psutil.NoSuchProcess):
             self.process.kill()
         self.process.wait()
-        _, left = psutil.wait_procs(descendants, timeout=60)
-        for process in left:
-            process.kill()
+        return left
 
-    def _descendants(self) -> list[psutil.Process]:
+    def descendants(self) -> list[psutil.Process]:
         try:
             return self.process.children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return "".join(process.cmdline()[:1])
+    except psutil.Error:  # gone
+        return ""
+
+
+def reap(processes: list[psutil.Process]) -> None:
+    """Ends what a killed driver has left behind."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # psutil tells a process from another one with its number
+            process.kill()
 
 
 def drive(folder: Path) -> None:
@@ -133,12 +138,13 @@ def soak(folder: Path, *, rows: int, workers: int, shard_size: int) -> dict[str,
     if first.wait(until=lambda: first.parts() >= shards // 2) is not None:
         raise SystemExit(f"the first driver ended by itself: see {run_folder / 'driver.log'}")
     seconds = first.seconds()
-    first.kill()
+    left = first.kill()
     kept = {part.name: part.stat().st_mtime_ns for part in first.output.glob("part-*.parquet")}
     second = Driver(run_folder)
     if (code := second.wait()) != 0:
         raise SystemExit(f"the second driver ended with {code}: see {run_folder / 'driver.log'}")
     seconds += second.seconds()
+    reap(left)
     parts = sorted(second.output.glob("part-*.parquet"))
     ids = [identity for part in parts for identity in pq.read_table(part, columns=["id"])["id"].to_pylist()]
     redone = sum((second.output / name).stat().st_mtime_ns != stamp for name, stamp in kept.items())
@@ -209,21 +215,23 @@ def _kill_once(folder: Path, kind: str, trial: int, reference: dict[int, str], s
     run_folder = folder / "killed"
     prepare(run_folder, **_kill_settings(folder))
     moment = random.Random(f"{kind} {trial}").uniform(0.0, seconds)
-    driver, victim = Driver(run_folder), kind
+    driver, victim, left = Driver(run_folder), kind, []
     code = driver.wait(until=lambda: driver.seconds() >= moment and (kind == "driver" or bool(driver.workers())))
     entry = {"kind": kind, "trial": trial, "planned_s": round(moment, 2), "killed_s": round(driver.seconds(), 2), "parts": driver.parts()}
     if code is not None:
         victim = "none: the run was over"
     elif kind == "driver":
-        driver.kill()
+        left = driver.kill()
+        driver = Driver(run_folder)  # at once: the killed one's workers are still writing
+        code = driver.wait()
     else:
-        chosen = random.Random(f"victim {trial}").choice(driver.workers())
-        victim = chosen.cmdline()[0]
-        chosen.kill()
+        left, workers = driver.descendants(), driver.workers()
+        if workers:
+            chosen = random.Random(f"victim {trial}").choice(workers)
+            victim = title(chosen)
+            chosen.kill()
         code = driver.wait()
-    if kind == "driver" and code is None:
-        driver = Driver(run_folder)
-        code = driver.wait()
+    reap(left)
     try:
         digests, problem = read_digests(driver.output), None
     except ValueError as error:
