@@ -148,8 +148,8 @@ def write_prompts(folder: Path, prompts: Iterable[Prompt], *, template_sha256: s
 
 def read_prompts(folder: Path, split: str) -> list[Prompt]:
     """The prompts of one split, in their stored order: for splits that fit in memory, PromptRows for the others."""
-    table = read_table(folder / "prompts.parquet", PROMPTS)
-    return [_prompt(row) for row in table.filter(pc.field("split") == split).to_pylist()]
+    rows = PromptRows(folder, split)
+    return rows.read(range(len(rows)))
 
 
 def _prompt(row: dict[str, Any]) -> Prompt:
@@ -160,12 +160,12 @@ class PromptRows:
     """Ids and lengths of one split's prompts, in their stored order, and the prompts themselves on demand."""
 
     def __init__(self, folder: Path, split: str) -> None:
-        path = folder / "prompts.parquet"
-        self._file = _opened(path)
-        _check_artifact(path, self._file.schema_arrow, PROMPTS)
+        self._path = folder / "prompts.parquet"
+        self._file = _opened(self._path)
+        _check_artifact(self._path, self._file.schema_arrow, PROMPTS)
         ids, lengths, groups, rows = ([np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32, np.int32))
         for group in range(self._file.num_row_groups):
-            table = self._file.read_row_group(group, columns=["id", "split", "input_ids"])
+            table = self._read_group(group, ["id", "split", "input_ids"])
             found = np.flatnonzero(pc.equal(table["split"], split).to_numpy())
             ids.append(table["id"].to_numpy()[found])
             lengths.append(pc.list_value_length(table["input_ids"]).to_numpy()[found])
@@ -180,11 +180,17 @@ class PromptRows:
     def read(self, positions: Sequence[int]) -> list[Prompt]:
         """The prompts at these positions of the split, in the order asked for. Decodes only the row groups they stand in."""
         found: dict[int, Prompt] = {}
-        for group, wanted in groupby(sorted(positions), key=lambda position: self._groups[position]):
-            table = self._file.read_row_group(int(group))
-            for position in wanted:
-                found[position] = _prompt(table.slice(self._rows[position], 1).to_pylist()[0])
+        for group, same_group in groupby(sorted(positions), key=lambda position: self._groups[position]):
+            wanted = list(same_group)
+            rows = self._read_group(int(group), None).take(self._rows[wanted]).to_pylist()
+            found |= {position: _prompt(row) for position, row in zip(wanted, rows, strict=True)}
         return [found[position] for position in positions]
+
+    def _read_group(self, group: int, columns: list[str] | None) -> pa.Table:
+        try:
+            return self._file.read_row_group(group, columns=columns)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(f"{self._path}: not a readable Parquet file ({error})") from error
 
 
 # ---- packed rows
