@@ -157,21 +157,20 @@ def _prompt(row: dict[str, Any]) -> Prompt:
 
 
 class PromptRows:
-    """Ids and lengths of one split's prompts, in their stored order, and the prompts themselves on demand."""
+    """The ids of one split's prompts, in their stored order, and the prompts themselves on demand."""
 
     def __init__(self, folder: Path, split: str) -> None:
         self._path = folder / "prompts.parquet"
         self._file = _opened(self._path)
         _check_artifact(self._path, self._file.schema_arrow, PROMPTS)
-        ids, lengths, groups, rows = ([np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32, np.int32))
+        ids, groups, rows = ([np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32))
         for group in range(self._file.num_row_groups):
-            table = self._read_group(group, ["id", "split", "input_ids"])
+            table = self._read_group(group, ["id", "split"])
             found = np.flatnonzero(pc.equal(table["split"], split).to_numpy())
             ids.append(table["id"].to_numpy()[found])
-            lengths.append(pc.list_value_length(table["input_ids"]).to_numpy()[found])
             groups.append(np.full(len(found), group, np.int32))
             rows.append(found.astype(np.int32))
-        self.ids, self.lengths = np.concatenate(ids), np.concatenate(lengths)  # int64 and int32 [prompts]
+        self.ids = np.concatenate(ids)  # int64 [prompts]
         self._groups, self._rows = np.concatenate(groups), np.concatenate(rows)  # where each prompt stands in the file
 
     def __len__(self) -> int:
