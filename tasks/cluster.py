@@ -39,6 +39,7 @@ def start_ray(cluster: ClusterConfig) -> None:
     """Connect to cluster.address or start a local Ray; does nothing when Ray already runs. Raises UserError where work cannot be placed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread of Ray's that outlives ray.shutdown() must not start a Ray of its own
     # Ray Train's watchdog asks the dashboard, which a local Ray does not start, and says so every second; and every rank tells every checkpoint
     noise = "Failed to query Ray Train Controller actor state|Reporting training result|Checkpoint successfully created"
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", noise)

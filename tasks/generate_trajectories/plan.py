@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -42,28 +43,21 @@ def run_shards(job: ShardJob, todo: Sequence[int], context: StageContext, *, sta
 
     cluster = context.cluster
     workers = min(cluster.workers, len(todo))
-    data = ray.data.DataContext.get_current()
-    before = data.max_consecutive_actor_init_deaths
-    data.max_consecutive_actor_init_deaths = workers  # an actor may die while it loads; one that always does is an error
-    try:
-        rows = ray.data.from_items([{"shard": i} for i in todo], override_num_blocks=len(todo)).map_batches(
-            _Actor,
-            fn_constructor_kwargs={"job": job},
-            compute=ray.data.ActorPoolStrategy(
-                min_size=min(cluster.min_workers or workers, workers), max_size=workers, max_tasks_in_flight_per_actor=2
-            ),
-            batch_size=1,
-            num_cpus=cluster.cpus_per_worker,
-            num_gpus=cluster.gpus_per_worker,
-        )
-        progress = Progress(job, len(todo), context)
-        for row in _watched(rows, stall_timeout):
-            progress.add(row)
-            if progress.bad > max_bad:
-                log.error("trajectories: more prompts failed than trajectories.max_bad_share allows; stopping")
-                break
-    finally:
-        data.max_consecutive_actor_init_deaths = before
+    pool = ray.data.ActorPoolStrategy(min_size=min(cluster.min_workers or workers, workers), max_size=workers, max_tasks_in_flight_per_actor=2)
+    rows = ray.data.from_items([{"shard": i} for i in todo], override_num_blocks=len(todo)).map_batches(
+        _Actor,
+        fn_constructor_kwargs={"job": job},
+        compute=pool,
+        batch_size=1,
+        num_cpus=cluster.cpus_per_worker,
+        num_gpus=cluster.gpus_per_worker,
+    )
+    progress = Progress(job, len(todo), context)
+    for row in _watched(rows, stall_timeout):
+        progress.add(row)
+        if progress.bad > max_bad:
+            log.error("trajectories: more prompts failed than trajectories.max_bad_share allows; stopping")
+            break
 
 
 class Progress:
@@ -149,8 +143,10 @@ def _watched(dataset: Any, stall_timeout: float) -> Iterator[dict[str, int]]:
             yield row
     finally:
         stop.set()
-        reader.join(timeout=0.1)
+        reader.join(timeout=5)
         if reader.is_alive():  # in the middle of a shard that nobody wants, or stuck: only the end of the session ends it
+            for name in ("ray", "ray.data"):  # they would ask the user to report that as a bug
+                logging.getLogger(name).setLevel(logging.CRITICAL)
             ray.shutdown()
 
 
@@ -158,12 +154,7 @@ def _resources(found: dict[str, float]) -> str:
     return ", ".join(f"{found.get(name, 0):g} {name}" for name in ("CPU", "GPU") if name in found) or "nothing"
 
 
-def _user_error(error: BaseException | None) -> UserError | None:
-    """The UserError that a worker raised, without Ray's wrapping."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, UserError):
-            return UserError(str(error).splitlines()[-1]) if "\n" in str(error) else error
-        error = getattr(error, "cause", None) or error.__cause__
-    return None
+def _user_error(error: BaseException) -> UserError | None:
+    """The UserError that a worker raised; Ray passes on no more of it than its text, in a traceback."""
+    found = re.findall(r"\bUserError: (.+)", str(error))
+    return UserError(found[-1]) if found else None
