@@ -135,19 +135,22 @@ class _Slots:
         rows = rows[: len(owners)]
         prompts = [self.prompts[i] for i in owners]
         longest = max(map(len, prompts))
-        ids, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.as_tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
         device = self.model.device
-        ids, mask = ids.to(device), mask.to(device)
+        size = torch.tensor([len(p) for p in prompts], device=device)
+        column = torch.arange(longest, device=device)
+        padding = (longest - size).unsqueeze(1)  # [s, 1] columns left of a prompt; they see themselves, or some attentions give NaN
+        visible = (column >= padding).unsqueeze(1) & (column <= column.unsqueeze(1)) | torch.eye(longest, dtype=torch.bool, device=device)
         first = self.forward.length == 0
         reader = self.forward if first else BufferedForward(self.model)
-        logits = reader(ids, keep=1, position_ids=(mask.cumsum(1) - 1).clamp(min=0), attention_mask=mask)
+        positions, mask = (column - padding).clamp(min=0), model_mask(self.model, visible.unsqueeze(1))
+        logits = reader(ids.to(device), keep=1, position_ids=positions, attention_mask=mask)
         if not first:
             self.forward.write_rows(rows, reader)
         self.owner_S[rows] = torch.tensor(owners, device=device)
-        self.size_S[rows] = mask.sum(1)
+        self.size_S[rows] = size
         self._record(rows, logits[:, -1].argmax(-1))
 
     def _record(self, rows: torch.Tensor, token_s: torch.Tensor) -> None:

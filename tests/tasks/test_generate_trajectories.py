@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 
 import pytest
 
 from jacobi_core.decoding.tokens import TokenRules
+from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.hub import load_model, load_tokenizer
 from jacobi_core.trajectories.collect import collect
-from tasks import artifacts
+from tasks import artifacts, pack_sequences
 from tasks.generate_trajectories import plan
 from tasks.generate_trajectories.config import GenerateTrajectoriesConfig
 from tasks.generate_trajectories.stage import make_job, run
 from tasks.generate_trajectories.worker import ShardWorker
+from tasks.pack_sequences import PackConfig
 from tasks.stage import StageContext, UserError
 from tasks.trajectory_files import read_trajectories, trajectory_part, write_trajectories
 from tests.tasks.tiny_stage import CONTEXT_LENGTH, collect_shards, plain, write_split
@@ -233,3 +236,81 @@ def test_a_row_that_fails_once_only_is_not_counted_for_ever(tmp_path, stage_inpu
     metrics = run(settings(), stage_inputs, tmp_path, StageContext())
     assert (metrics["trajectories"], metrics["quarantined"]) == (11, 0)
     assert not list(tmp_path.glob("quarantine-*"))
+
+
+def test_only_the_bad_rows_are_tried_again(tmp_path, stage_inputs, poisoned, monkeypatch):
+    config = settings(shard_size=8)
+    collect_shards(config, poisoned, tmp_path, [0])
+    before = {t.id: plain(t) for t in read_trajectories(tmp_path)}
+    asked = []
+    job, _ = make_job(
+        config, poisoned, tmp_path, StageContext(), make_collector=lambda: lambda prompts: asked.append([p.id for p in prompts]) or 1 / 0
+    )
+    ShardWorker(job)({"shard": [0]})
+    assert sorted({i for ids in asked for i in ids}) == [101, 102, 103]
+    assert {t.id: plain(t) for t in read_trajectories(tmp_path)} == before
+
+
+# ---- where nothing can be written
+
+
+def test_an_unwritable_target_is_an_error_before_any_work(tmp_path, stage_inputs, no_ray):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out: cannot be written \(Not a directory\); make room or choose another paths.store"):
+        run(settings(), stage_inputs, tmp_path / "file" / "out", StageContext())
+
+
+def test_a_full_disk_is_an_error_and_resumable(tmp_path, stage_inputs, in_process, small_disk):
+    """On a real file system of 64 KiB."""
+    (small_disk / "ballast").write_bytes(b"x" * (50 << 10))
+    with pytest.raises(UserError, match=r"cannot be written \(.*No space left on device\).* start again: it resumes"):
+        run(settings(shard_size=2), stage_inputs, small_disk, StageContext())
+    kept = parts(small_disk)
+    assert not [name for name in kept if name.endswith(".tmp") and kept[name]]
+    done = [name for name in kept if name.startswith("part-")]
+    assert 0 < len(done) < 6
+    (small_disk / "ballast").unlink()
+    in_process.clear()
+    assert run(settings(shard_size=2), stage_inputs, small_disk, StageContext())["trajectories"] == 11
+    assert in_process == [i for i in range(6) if f"part-{i:06d}.parquet" not in done]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+# ---- settings of the method
+
+
+def test_a_set_for_one_schedule_packs_as_the_whole_set_does(tmp_path, stage_inputs):
+    schedule = NoiseSchedule(kind="random", window=2)
+    collect_shards(settings(), stage_inputs, tmp_path / "all", range(3))
+    collect_shards(settings(collect="schedule", schedule=schedule), stage_inputs, tmp_path / "few", range(3))
+    for folder in ("all", "few"):
+        (tmp_path / f"{folder}-packed").mkdir()
+        pack_sequences.run(PackConfig(schedule=schedule), {"trajectories": tmp_path / folder}, tmp_path / f"{folder}-packed", StageContext())
+    assert parts(tmp_path / "all-packed") == parts(tmp_path / "few-packed")
+    whole, few = (sum(len(s) for t in read_trajectories(tmp_path / folder) for s in t.states) for folder in ("all", "few"))
+    assert few < whole
+    with pytest.raises(UserError, match="holds only the states that another noise schedule asks for"):
+        pack_sequences.run(PackConfig(schedule=NoiseSchedule(window=2)), {"trajectories": tmp_path / "few"}, tmp_path, StageContext())
+
+
+@pytest.mark.parametrize(("collect_", "schedule", "says"), [("schedule", None, "needs"), ("all", NoiseSchedule(), "takes no")])
+def test_a_schedule_is_for_collecting_by_schedule(collect_, schedule, says):
+    with pytest.raises(ValueError, match=f"^collect={collect_} {says} schedule"):
+        settings(collect=collect_, schedule=schedule)
+
+
+def test_workers_and_batches_are_no_part_of_the_fingerprint():
+    from pipelines.store import plain as hashed
+
+    assert hashed(settings(batch_size=1)) == hashed(settings(batch_size=7, max_bad_share=0.5, stall_timeout=1.0))
+    assert hashed(settings(shard_size=5)) != hashed(settings())

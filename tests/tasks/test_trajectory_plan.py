@@ -56,7 +56,9 @@ EXPECTED = sorted(plain(trajectory_of(prompt)) for prompt in PROMPTS)
 
 def test_every_row_once_for_any_number_of_workers(stage, tmp_path):
     reports = []
-    metrics = stage(Faulty(seconds=0.6), cluster=ClusterConfig(num_cpus=8, workers=3, min_workers=1), report=lambda m, step: reports.append((step, m)))
+    metrics = stage(
+        Faulty(seconds=0.6), cluster=ClusterConfig(num_cpus=8, workers=3, min_workers=1), report=lambda m, step: reports.append((step, m))
+    )
     assert (metrics["trajectories"], metrics["quarantined"]) == (100, 0)
     assert rows(tmp_path / "out") == EXPECTED
     assert [step for step, _ in reports] == sorted({step for step, _ in reports}) and reports[-1][0] == 12
