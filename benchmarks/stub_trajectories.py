@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ def stub_trajectory(identity: int, prompt_ids: Sequence[int]) -> StubTrajectory:
 class StubCollected:
     trajectories: list[StubTrajectory]
     disagreements: int = 0
+    dropped: dict[int, str] = field(default_factory=dict)
 
 
 class StubCollector:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, nearest_state, target_count, target_ratios
 from jacobi_core.trajectories.blocks import BlockIteration, CleanTexts
 from jacobi_core.trajectories.disagreement import OnDisagreement
+from jacobi_core.trajectories.quality import QualityRules, drop_reason
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
 from jacobi_core.trajectories.slots import greedy_answers
 
@@ -24,12 +25,12 @@ CPU_TOKENS, GPU_TOKENS = 1024, 16384
 class Collected:
     """disagreements: answer tokens that the teacher-forced forward did not predict again (0 in fp64; near-ties else).
 
-    empty: ids of the prompts whose answers were cut to nothing; they have no trajectory.
+    dropped: prompt id -> why its answer has no trajectory, one of `quality.REASONS`.
     """
 
     trajectories: list[Trajectory]
     disagreements: int
-    empty: list[int]
+    dropped: dict[int, str]
 
 
 @torch.inference_mode()
@@ -45,9 +46,11 @@ def collect(
     batch_size: int = 64,
     on_disagreement: OnDisagreement = OnDisagreement.keep,
     schedule: NoiseSchedule | None = None,
+    quality: QualityRules | None = None,
 ) -> Collected:
     """Greedy answers and their Jacobi states, in the order of the prompts. prompts: token ids; prompt_ids: the stable id of each, keys its first
-    guesses; batch_size: answers decoded together; schedule: only the state it trains on and the fixed point of each block (default: all states).
+    guesses; batch_size: answers decoded together; schedule: only the state it trains on and the fixed point of each block (default: all states);
+    quality: answers that break a rule are dropped before their states are computed (default: none is).
 
     In fp64 equal to decoding each prompt alone, block by block. Raises ValueError for an empty prompt, one that does not fit
     the context, or block_size < 1.
@@ -56,15 +59,19 @@ def collect(
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     texts = [torch.as_tensor(p) for p in prompts]
     answers = greedy_answers(model, prompts, slots=batch_size, max_new_tokens=max_new_tokens, rules=rules)
+    judged = [_judge(quality, answer, rules) for answer in answers]
+    dropped = {prompt_ids[r]: reason for r, reason in enumerate(judged) if reason}
     found: dict[int, Trajectory] = {}
     disagreements = 0
-    for rows in _groups([len(a.tokens) for a in answers], [len(p) for p in prompts], CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS):
+    good = {r: (len(answers[r].tokens), len(prompts[r])) for r, reason in enumerate(judged) if not reason}
+    for rows in _groups(good, CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS):
         clean = CleanTexts(model, [texts[r] for r in rows], [answers[r].tokens for r in rows])
         disagreements += clean.disagreements
         if clean.disagreements and on_disagreement is OnDisagreement.cut:
             for r, agreed in zip(rows, clean.agreed_B.tolist(), strict=True):
                 if agreed < len(answers[r].tokens):
                     answers[r] = GreedyAnswer(answers[r].tokens[:agreed], "cut")
+            dropped |= {prompt_ids[r]: "empty" for r in rows if not len(answers[r].tokens)}
             rows = [r for r in rows if len(answers[r].tokens)]
             if not rows:
                 continue
@@ -78,8 +85,13 @@ def collect(
             if targets:
                 states = [_scheduled(s, f, t) for s, f, t in zip(states, answers[r].tokens.split(block_size), targets[i], strict=True)]
             found[r] = Trajectory(prompt_ids[r], texts[r], answers[r].tokens, answers[r].stop_reason, block_size, states)
-    empty = [prompt_ids[r] for r in range(len(prompts)) if r not in found]
-    return Collected([found[r] for r in sorted(found)], disagreements, empty)
+    return Collected([found[r] for r in sorted(found)], disagreements, dropped)
+
+
+def _judge(quality: QualityRules | None, answer: GreedyAnswer, rules: TokenRules) -> str | None:
+    if quality is None:
+        return None
+    return drop_reason(quality, answer.tokens.tolist(), ended=answer.stop_reason == "eos", eos_ids=rules.eos_ids)
 
 
 def _targets(schedule: NoiseSchedule, ids: Sequence[int], lengths: Sequence[int], n: int) -> list[list[int]]:
@@ -98,12 +110,12 @@ def _scheduled(states: torch.Tensor, fixed: torch.Tensor, target: int) -> torch.
     return torch.stack([states[chosen], fixed]) if unconverged[chosen] else fixed.unsqueeze(0)
 
 
-def _groups(answers: Sequence[int], prompts: Sequence[int], tokens: int) -> list[list[int]]:
-    """Row numbers of alike answers, longest first; a group has about `tokens` answer tokens, and at least one row."""
-    order = sorted(range(len(answers)), key=lambda r: (answers[r], prompts[r]), reverse=True)
+def _groups(lengths: Mapping[int, tuple[int, int]], tokens: int) -> list[list[int]]:
+    """Rows of alike answers, longest first; a group has about `tokens` answer tokens, and at least one row. lengths: row -> of answer, prompt."""
+    order = sorted(lengths, key=lambda r: lengths[r], reverse=True)
     groups: list[list[int]] = []
     for r in order:
-        if not groups or (len(groups[-1]) + 1) * answers[groups[-1][0]] > tokens:
+        if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]][0] > tokens:
             groups.append([])
         groups[-1].append(r)
     return groups

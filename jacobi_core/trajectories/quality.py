@@ -28,15 +28,11 @@ class QualityRules:
             raise ValueError(f"loop_tokens must be at least {LOOP_REPEATS} (or null: loops are kept), got {self.loop_tokens}")
 
 
-def drop_reason(
-    rules: QualityRules, answer_ids: Sequence[int], *, ended: bool, eos_ids: Collection[int], test_score: float | None = None
-) -> str | None:
-    """The first of REASONS that holds for an answer, None for a good one.
+def drop_reason(rules: QualityRules, answer_ids: Sequence[int], *, ended: bool, eos_ids: Collection[int]) -> str | None:
+    """The first of "empty", "no_eos", "loop" that holds for an answer, None for a good one.
 
-    ended: it stopped by an EOS, which then is its last token; test_score: what the data says of the prompt's reference tests.
+    ended: it stopped by an EOS, which then is its last token.
     """
-    if failed_tests(rules, test_score):
-        return "failed_tests"
     if sum(token not in eos_ids for token in answer_ids) < rules.min_tokens:
         return "empty"
     if rules.require_eos and not ended:
@@ -47,7 +43,7 @@ def drop_reason(
 
 
 def failed_tests(rules: QualityRules, test_score: float | None) -> bool:
-    """Known before the answer is: such a prompt need not be decoded at all."""
+    """Reason "failed_tests". test_score: what the data says of the prompt's tests; known before the answer, so the prompt is never decoded."""
     return rules.min_test_score is not None and test_score is not None and test_score < rules.min_test_score
 
 

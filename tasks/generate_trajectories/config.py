@@ -7,6 +7,7 @@ from enum import Enum
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.trajectories.disagreement import OnDisagreement
+from jacobi_core.trajectories.quality import QualityRules
 from tasks.stage import NOT_HASHED, check_dtype
 
 
@@ -31,6 +32,7 @@ class TrajectorySettings:
     dtype: str = "float32"
     collect: Collect = Collect.all
     on_disagreement: OnDisagreement = OnDisagreement.keep  # answer tokens that the teacher-forced check does not predict again
+    quality: QualityRules = field(default_factory=QualityRules)  # answers that break a rule are dropped, with a count per reason
     max_bad_share: float = field(default=0.01, metadata=NOT_HASHED)  # of prompts that may be quarantined before the stage fails
     stall_timeout: float = field(default=1800.0, metadata=NOT_HASHED)  # seconds without a finished shard: reported at half, an error in full
 

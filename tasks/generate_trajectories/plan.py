@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jacobi_core.trajectories.quality import REASONS
 from tasks.generate_trajectories.worker import ShardJob, ShardWorker
 from tasks.stage import StageContext, UserError
 
@@ -65,7 +66,7 @@ class Progress:
 
     def __init__(self, job: ShardJob, shards: int, context: StageContext) -> None:
         self.job, self.shards, self.context = job, shards, context
-        self.done = self.rows = self.tokens = self.forwards = self.bad = 0
+        self.done = self.rows = self.tokens = self.forwards = self.bad = self.dropped = 0
         self.first: tuple[float, int, int] | None = None  # when the first shard was done, and its tokens
         self.last = -math.inf
 
@@ -76,6 +77,7 @@ class Progress:
         self.tokens += row["answer_tokens"]
         self.forwards += row["forwards"]
         self.bad += row["quarantined"]
+        self.dropped += sum(row[f"dropped_{reason}"] for reason in REASONS)
         if self.first is None:
             self.first = (now, self.tokens, self.done)
             self.last = now
@@ -90,10 +92,11 @@ class Progress:
         eta = (self.shards - self.done) * seconds / (self.done - shards)
         acceptance = self.tokens / max(self.forwards, 1)
         log.info(
-            "trajectories: %d/%d shards, %d rows, %.0f answer tokens/s, %.2f tokens per forward, %d quarantined, %.0f s left",
-            *(self.done, self.shards, self.rows, rate, acceptance, self.bad, eta),
+            "trajectories: %d/%d shards, %d rows, %.0f answer tokens/s, %.2f tokens per forward, %d dropped, %d quarantined, %.0f s left",
+            *(self.done, self.shards, self.rows, rate, acceptance, self.dropped, self.bad, eta),
         )
-        metrics = {"rows": self.rows, "answer_tokens_per_s": rate, "tokens_per_forward": acceptance, "quarantined": self.bad, "seconds_left": eta}
+        metrics = {"rows": self.rows, "answer_tokens_per_s": rate, "tokens_per_forward": acceptance, "seconds_left": eta}
+        metrics |= {"dropped": self.dropped, "quarantined": self.bad}
         self.context.report({f"trajectories/{name}": value for name, value in metrics.items()}, self.done)
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from jacobi_core.trajectories.quality import REASONS
 from tasks import artifacts
 from tasks.generate_trajectories.collector import ModelCollector
 from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
-from tasks.generate_trajectories.worker import ATTEMPT, Collector, ShardJob, cannot_write, is_finished, part_counts, quarantine_file
+from tasks.generate_trajectories.worker import ATTEMPT, Collector, ShardJob, cannot_write, is_finished, part_counts, quarantine_file, read_dropped
 from tasks.stage import StageContext, UserError
 from tasks.trajectory_files import read_ids, trajectory_part
 
@@ -33,7 +34,7 @@ def run(
     *,
     make_collector: Callable[[], Collector] | None = None,
 ) -> dict[str, float]:
-    """inputs: prompts, model. Writes part-*.parquet and, where prompts failed, quarantine-*.json.
+    """inputs: prompts, model. Writes part-*.parquet and, where prompts failed or answers were dropped, quarantine-*.json and dropped-*.json.
 
     make_collector: for tests that bring no model; picklable, see `worker.ShardJob`.
     """
@@ -83,7 +84,7 @@ def make_job(
 
 
 def summary(config: GenerateTrajectoriesConfig, job: ShardJob, ids: np.ndarray) -> dict[str, float]:
-    """Metrics of a complete set. Raises UserError where it is not: every prompt has to be in one part or in quarantine, once."""
+    """Metrics of a complete set. Raises UserError where it is not: every prompt has to be in one part, dropped or in quarantine, once."""
     failures = [f for i in range(job.shards) if (path := quarantine_file(job.output, i)).exists() for f in artifacts.read_json(path)]
     if len(failures) > config.max_bad_share * job.count or len(failures) == job.count:
         raise UserError(
@@ -91,19 +92,25 @@ def summary(config: GenerateTrajectoriesConfig, job: ShardJob, ids: np.ndarray) 
             f"the first: id {failures[0]['id']}: {failures[0]['error']}"
         )
     parts = [trajectory_part(job.output, i) for i in range(job.shards)]
-    found = np.concatenate([*map(read_ids, parts), np.array([f["id"] for f in failures], np.int64)])
+    dropped = [identity for i in range(job.shards) for identity in read_dropped(job.output, i)]
+    found = np.concatenate([*map(read_ids, parts), np.array([f["id"] for f in failures] + dropped, np.int64)])
     if not np.array_equal(np.sort(found), np.sort(ids)):
+        kept = len(found) - len(failures) - len(dropped)
         raise UserError(
-            f"{job.output}: holds {len(found) - len(failures)} trajectories and {len(failures)} quarantined rows, "
+            f"{job.output}: holds {kept} trajectories, {len(failures)} quarantined and {len(dropped)} dropped rows, "
             f"{len(np.setdiff1d(ids, found))} of {job.count} prompts are missing; force this stage"
         )
     counts = [part_counts(part) for part in parts]
     total = {name: sum(c[name] for c in counts) for name in counts[0]}
+    if not total["trajectories"]:
+        said = ", ".join(f"{reason} {total[f'dropped_{reason}']}" for reason in REASONS)
+        raise UserError(f"trajectories.quality: no answer is left, {len(dropped)} of {job.count} were dropped ({said}); loosen its rules")
     tokens = total["answer_tokens"]
     return {
         "prompts": job.count,
         "trajectories": total["trajectories"],
         "quarantined": len(failures),
+        **{f"dropped_{reason}": total[f"dropped_{reason}"] for reason in REASONS},
         "answer_tokens": tokens,
         "disagreements": total["disagreements"],
         "eos_share": total["ended"] / total["trajectories"],

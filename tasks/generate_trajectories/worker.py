@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import faulthandler
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from jacobi_core.trajectories.quality import REASONS
 from tasks import artifacts
 from tasks.artifacts import Prompt, PromptRows
 from tasks.stage import UserError
@@ -22,10 +24,11 @@ MOST_ATTEMPTS = 4
 
 
 class Found(Protocol):
-    """What a collector makes of some prompts; a prompt without a trajectory counts as failed."""
+    """What a collector makes of some prompts: each has a trajectory, or is dropped under one of quality.REASONS."""
 
     trajectories: Sequence[TrajectoryLike]
     disagreements: int
+    dropped: Mapping[int, str]  # prompt id -> reason
 
 
 Collector = Callable[[Sequence[Prompt]], Found]
@@ -84,44 +87,79 @@ class ShardWorker:
         if is_finished(self.job.output, shard):  # by a worker whose report was lost
             return part_counts(part)
         prompts = self.prompts.read(self.job.positions(shard))
-        found: dict[int, TrajectoryLike] = {row.id: row for row in read_rows(part)} if part.exists() else {}
-        counts = part_counts(part) if found else {"disagreements": 0}
-        failures: list[dict[str, Any]] = []
-        counts["disagreements"] += self._collect([p for p in prompts if p.id not in found], found, failures)
-        kept = [found[p.id] for p in prompts if p.id in found]
-        counts |= {
+        gathered = _Gathered()
+        if part.exists():  # and some of its prompts are in quarantine
+            gathered.found = {row.id: row for row in read_rows(part)}
+            gathered.dropped = read_dropped(self.job.output, shard)
+            gathered.disagreements = part_counts(part)["disagreements"]
+        self._collect([p for p in prompts if p.id not in gathered.found and p.id not in gathered.dropped], gathered)
+        kept = [gathered.found[p.id] for p in prompts if p.id in gathered.found]
+        reasons = Counter(gathered.dropped.values())
+        counts = {
             "trajectories": len(kept),
-            "quarantined": len(failures),
+            "quarantined": len(gathered.failures),
+            **{f"dropped_{reason}": reasons[reason] for reason in REASONS},
             "answer_tokens": sum(len(t.answer_ids) for t in kept),
             "blocks": sum(len(t.states) for t in kept),
             "forwards": sum(len(states) - 1 for t in kept for states in t.states),
             "ended": sum(t.stop_reason == "eos" for t in kept),
+            "disagreements": gathered.disagreements,
         }
         try:
-            if failures:
-                artifacts.write_json(quarantine, failures)
+            if gathered.failures:
+                artifacts.write_json(quarantine, gathered.failures)
+            _write_dropped(self.job.output, shard, gathered.dropped)
             write_trajectories(part, kept, metadata={**self.job.metadata, "counts": json.dumps(counts)})
-            if not failures:
+            if not gathered.failures:
                 quarantine.unlink(missing_ok=True)  # of an earlier attempt
         except OSError as error:
             raise cannot_write(part, error) from error
         return counts
 
-    def _collect(self, prompts: Sequence[Prompt], found: dict[int, TrajectoryLike], failures: list[dict[str, Any]]) -> int:
-        """All at once; where that fails in halves, so that one bad row costs one row. Returns the disagreements."""
+    def _collect(self, prompts: Sequence[Prompt], gathered: _Gathered) -> None:
+        """All at once; where that fails in halves, so that one bad row costs one row."""
         if not prompts:
-            return 0
+            return
         try:
             result = self.collect(prompts)
         except Exception as error:
             if len(prompts) > 1:
                 half = len(prompts) // 2
-                return self._collect(prompts[:half], found, failures) + self._collect(prompts[half:], found, failures)
-            failures.append({"id": prompts[0].id, "error": f"{type(error).__name__}: {error}"})
-            return 0
-        found |= {t.id: t for t in result.trajectories}
-        failures += [{"id": p.id, "error": "no answer token is left"} for p in prompts if p.id not in found]
-        return result.disagreements
+                self._collect(prompts[:half], gathered)
+                self._collect(prompts[half:], gathered)
+            else:
+                gathered.failures.append({"id": prompts[0].id, "error": f"{type(error).__name__}: {error}"})
+            return
+        gathered.found |= {t.id: t for t in result.trajectories}
+        gathered.dropped |= result.dropped
+        gathered.disagreements += result.disagreements
+
+
+@dataclass
+class _Gathered:
+    """What has become of a shard's prompts, by id."""
+
+    found: dict[int, TrajectoryLike] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)  # why: one of quality.REASONS
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    disagreements: int = 0
+
+
+def _dropped_file(output: Path, shard: int) -> Path:
+    return output / f"dropped-{shard:06d}.json"
+
+
+def _write_dropped(output: Path, shard: int, dropped: dict[int, str]) -> None:
+    if dropped:
+        artifacts.write_json(_dropped_file(output, shard), [{"id": identity, "reason": reason} for identity, reason in sorted(dropped.items())])
+    else:
+        _dropped_file(output, shard).unlink(missing_ok=True)  # of an attempt that ended before its part was written
+
+
+def read_dropped(output: Path, shard: int) -> dict[int, str]:
+    """Prompt id -> reason, of a shard whose part is there."""
+    path = _dropped_file(output, shard)
+    return {entry["id"]: entry["reason"] for entry in artifacts.read_json(path)} if path.exists() else {}
 
 
 def part_counts(part: Path) -> dict[str, int]:

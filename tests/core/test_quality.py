@@ -12,12 +12,12 @@ EOS = frozenset({0, 1})
 VARIED = list(range(10, 110))
 
 
-def judge(ids, *, ended=True, test_score=None, **rules):
-    return drop_reason(QualityRules(**rules), ids, ended=ended, eos_ids=EOS, test_score=test_score)
+def judge(ids, *, ended=True, **rules):
+    return drop_reason(QualityRules(**rules), ids, ended=ended, eos_ids=EOS)
 
 
 def test_a_good_answer_passes_every_rule():
-    assert judge([*VARIED, 0], require_eos=True, min_test_score=1.0, test_score=1.0) is None
+    assert judge([*VARIED, 0], require_eos=True) is None
     assert judge(VARIED, ended=False) is None  # cut answers are kept unless asked for
 
 
@@ -51,7 +51,6 @@ def test_a_long_ngram_repeated_three_times_is_no_loop():
 
 
 def test_the_first_reason_is_the_one_that_counts():
-    assert judge([], ended=False, require_eos=True, min_test_score=1.0, test_score=0.5) == "failed_tests"
     assert judge([], ended=False, require_eos=True) == "empty"
     assert judge([7] * 80, ended=False, require_eos=True) == "no_eos"
     assert REASONS == ("failed_tests", "empty", "no_eos", "loop")

@@ -55,7 +55,7 @@ def test_batched_collection_equals_the_definition(family, rows, n, cap, seed, ba
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collect_module, "CPU_TOKENS", tokens)  # one answer per forward, a few, all
         collected = collect(model, prompts, ids, block_size=n, max_new_tokens=cap, seed=seed, rules=rules, batch_size=batch_size)
-    assert (collected.disagreements, collected.empty) == (0, [])
+    assert (collected.disagreements, collected.dropped) == (0, {})
     for trajectory, prompt, prompt_id in zip(collected.trajectories, prompts, ids, strict=True):
         trajectory.validate()
         assert trajectory.id == prompt_id
@@ -154,11 +154,11 @@ def test_answers_the_model_does_not_give_are_counted_and_cut_or_kept(monkeypatch
     assert all(len(good[prompt_id - 1].answer_ids) > at + 1 for prompt_id, at in spoilt.items())
     monkeypatch.setattr(collect_module, "greedy_answers", foreign)
     kept = collect(model, prompts, ids, **settings_)
-    assert kept.disagreements >= 2 and not kept.empty and len(kept.trajectories) == 5
+    assert kept.disagreements >= 2 and not kept.dropped and len(kept.trajectories) == 5
     for trajectory in kept.trajectories:
         trajectory.validate()
     cut = collect(model, prompts, ids, **settings_, on_disagreement=OnDisagreement.cut)
-    assert (cut.disagreements, cut.empty) == (kept.disagreements, [2])
+    assert (cut.disagreements, cut.dropped) == (kept.disagreements, {2: "empty"})
     by_id = {t.id: t for t in cut.trajectories}
     assert sorted(by_id) == [1, 3, 4, 5]
     assert by_id[4].answer_ids.tolist() == good[3].answer_ids[:6].tolist() and by_id[4].stop_reason == "cut"

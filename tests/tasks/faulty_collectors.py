@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ def trajectory_of(prompt: Prompt) -> TrajectoryRow:
 class Collected:
     trajectories: list[TrajectoryRow]
     disagreements: int = 0
+    dropped: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

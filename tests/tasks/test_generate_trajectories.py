@@ -12,6 +12,7 @@ from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.hub import load_model, load_tokenizer
 from jacobi_core.trajectories.collect import collect
+from jacobi_core.trajectories.quality import REASONS
 from tasks import artifacts, pack_sequences
 from tasks.generate_trajectories import plan
 from tasks.generate_trajectories.config import GenerateTrajectoriesConfig
@@ -140,6 +141,7 @@ def test_a_run_with_nothing_left_to_do_starts_no_ray(tmp_path, stage_inputs, no_
         "prompts": 11,
         "trajectories": 11,
         "quarantined": 0,
+        **{f"dropped_{reason}": 0 for reason in REASONS},
         "answer_tokens": tokens,
         "disagreements": 0,
         "states_per_block": sum(blocks) / len(blocks),
@@ -158,7 +160,7 @@ def test_a_missing_row_is_noticed(tmp_path, stage_inputs, no_ray):
     collect_shards(settings(), stage_inputs, tmp_path, range(3))
     path = trajectory_part(tmp_path, 1)
     write_trajectories(path, list(read_trajectories(tmp_path))[4:7])
-    with pytest.raises(UserError, match="holds 10 trajectories and 0 quarantined rows, 1 of 11 prompts are missing"):
+    with pytest.raises(UserError, match="holds 10 trajectories, 0 quarantined and 0 dropped rows, 1 of 11 prompts are missing"):
         run(settings(), stage_inputs, tmp_path, StageContext())
 
 
@@ -203,6 +205,7 @@ def test_workers_say_what_a_shard_gave(tmp_path, poisoned):
         "shard": 0,
         "trajectories": 5,
         "quarantined": 3,
+        **{f"dropped_{reason}": 0 for reason in REASONS},
         "disagreements": 0,
         "answer_tokens": sum(len(t.answer_ids) for t in found),
         "blocks": len(states),
