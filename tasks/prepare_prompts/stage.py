@@ -85,7 +85,15 @@ class _PromptMaker:
         system = [{"role": "system", "content": self._config.system}] if self._config.system else []
         written: set[int] = set()  # a truncated prompt may equal another one
         for draft in drafts:
-            messages, ids = self._fitting(system + draft.messages)
+            try:
+                messages, ids = self._fitting(system + draft.messages)
+            except UserError:
+                raise
+            except Exception as error:  # a template may refuse roles and their order; Jinja and tokenizers raise their own kinds
+                if not self._dropped["template"]:
+                    log.warning("prompts: the chat template refuses one that begins %r: %s", draft.messages[0]["content"][:60], error)
+                self._dropped["template"] += 1
+                continue
             identity = prompt_id(messages) if messages else None
             if identity is None or identity in written:
                 self._dropped["too_long" if identity is None else "duplicate"] += 1

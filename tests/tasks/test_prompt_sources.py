@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -250,6 +251,29 @@ def test_the_templates_hash_is_recorded(tmp_path, base_folder):
     assert pq.read_schema(tmp_path / "out" / "prompts.parquet").metadata[b"chat_template_sha256"].decode() == expected == template_hash(tokenizer)
     tokenizer.chat_template += " "
     assert template_hash(tokenizer) != expected
+
+
+@pytest.fixture
+def picky_base(tmp_path, base_folder):
+    """Its template refuses a system message, as some models' do, and a text that holds BAD."""
+    folder = tmp_path / "picky"
+    shutil.copytree(base_folder, folder)
+    template = (folder / "chat_template.jinja").read_text()
+    refusal = (
+        "{%- for m in messages %}{%- if m.role == 'system' or 'BAD' in m.content %}{{ raise_exception('not in my house') }}{%- endif %}{%- endfor %}"
+    )
+    (folder / "chat_template.jinja").write_text(refusal + template)
+    return folder
+
+
+def test_prompts_that_the_template_refuses_are_dropped_counted_and_told_once(tmp_path, picky_base, caplog):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": text} for text in ("good", "BAD 1", "BAD 2", "fine")])
+    metrics, prompts = prepare(tmp_path / "out", picky_base, source="file", path=str(file))
+    assert texts(prompts) == {"good", "fine"} and metrics["dropped_template"] == 2
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "the chat template refuses one that begins 'BAD" in warning and "not in my house" in warning
+    with pytest.raises(UserError, match=r"training split is empty .*dropped: template 4"):
+        prepare(tmp_path / "all", picky_base, source="file", path=str(file), system="Be brief.")
 
 
 @pytest.mark.parametrize(
