@@ -33,7 +33,7 @@ def open_thoughts_drafts(allowed: Sequence[str], files: Iterator[RowFile], dropp
             if source not in allowed:
                 dropped["source"] += 1
                 continue
-            question = _question(row["conversations"])
+            question = _question(row.get("conversations"))
             if question is None:
                 if number <= FIRST_ROWS:
                     needed = "exactly one user and one assistant turn, each with `from` and `value`"
