@@ -18,6 +18,9 @@ from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.trajectories.record import converged_prefix
 from jacobi_core.trajectories.slots import BufferedForward
 
+# tokens: a forward that is busy enough, and padding that costs more than one more forward
+FULL_FORWARD, SPLIT_SAVES = 256, 64
+
 
 class CleanTexts:
     """Prompts and answers as the model reads them once, teacher-forced: their cache, and whether it predicts the answers again.
@@ -65,6 +68,7 @@ class BlockIteration:
         for row, counts in enumerate(targets or ()):
             self.enough_BN[row, : len(counts)] -= torch.tensor(counts)
         self.history = [self.state_BNn.clone()]
+        self.rows = torch.arange(batch)  # which answer each row of the cache holds
 
     def _first_states(self, ids: torch.Tensor, seed: int, rules: TokenRules) -> torch.Tensor:
         total_B = self.prompt_B + self.answer_B
@@ -78,53 +82,58 @@ class BlockIteration:
 
     def run(self) -> None:
         """At most block_size rounds: every forward verifies at least one more token."""
-        forward = self.texts.forward
-        rows, clean_length = torch.arange(len(self.clean_BT)), forward.length
+        offset = torch.arange(self.n).view(1, 1, -1)
+        next_real = torch.cat([self.real_BNn[..., 1:], torch.zeros_like(self.real_BNn[..., :1])], 2)
         while True:
             converged_BN = torch.minimum(converged_prefix(self.state_BNn, self.fixed_BNn), self.real_BNn.sum(2))
             open_BN = converged_BN < self.enough_BN
             if not bool(open_BN.any()):
                 return
-            alive = open_BN[rows].any(1)
-            if int(alive.sum()) <= 0.5 * len(rows):  # finished answers leave; seldom, since it copies the cache
-                forward.select_rows(alive.nonzero().flatten().to(forward.model.device))
-                rows = rows[alive]
-            self._refresh(rows, torch.where(open_BN, converged_BN, self.n))
-            forward.rollback(clean_length)
-            self.history.append(self.state_BNn.clone())
+            converged_BN1 = torch.where(open_BN, converged_BN, self.n).unsqueeze(2)
+            # the first open token follows clean text only: it is the fixed point's, known without feeding it
+            new = torch.where(offset == converged_BN1, self.fixed_BNn, self.state_BNn)
+            # offsets c .. m-2 are fed; offset k predicts offset k+1
+            fed = ((offset >= converged_BN1) & next_real).flatten(1)
+            for start, stop in self._chunks(fed.sum(1)):
+                self._predict(start, stop, fed, converged_BN1.squeeze(2), new)
+            self.state_BNn = new
+            self.history.append(new.clone())
 
-    def _refresh(self, rows: torch.Tensor, converged_BN: torch.Tensor) -> None:
-        """One Jacobi iteration of the given answers, in one forward: state <- predictions from state, where converged_BN < n."""
-        forward, n = self.texts.forward, self.n
-        state, fixed, real = self.state_BNn[rows], self.fixed_BNn[rows], self.real_BNn[rows]
-        converged = converged_BN[rows].unsqueeze(2)
-        offset = torch.arange(n).view(1, 1, -1)
-        # the first open token follows clean text only: it is the fixed point's, known without feeding it
-        new = torch.where(offset == converged, fixed, state)
-        # offsets c .. m-2 are fed; offset k predicts offset k+1
-        next_real = torch.cat([real[..., 1:], torch.zeros_like(real[..., :1])], 2)
-        fed = ((offset >= converged) & next_real).flatten(1)
+    def _chunks(self, size_B: torch.Tensor) -> list[tuple[int, int]]:
+        """Ranges of cache rows that are fed together: alike in size, so that little is padding. Sorts the rows when that has become worth it."""
+        sizes = size_B[self.rows].tolist()
+        chunks, padded = _alike(sizes)
+        if padded > 1.2 * sum(sizes):  # seldom, since it copies the cache; rows with nothing to feed leave
+            order = torch.tensor(sorted((i for i, size in enumerate(sizes) if size), key=lambda i: -sizes[i]), dtype=torch.long)
+            if not len(order):
+                return []
+            self.texts.forward.select_rows(order.to(self.texts.forward.model.device))
+            self.rows = self.rows[order]
+            chunks, _ = _alike([sizes[i] for i in order])
+        return chunks
+
+    def _predict(self, start: int, stop: int, fed: torch.Tensor, converged_BN: torch.Tensor, new: torch.Tensor) -> None:
+        """One forward of these cache rows over the fed [B, N*n] tokens of the current state; its predictions go into `new`."""
+        rows, n = self.rows[start:stop], self.n
+        fed = fed[rows]
         size_b = fed.sum(1)
         width = int(size_b.max())
-        if width:
-            flat = fed.long().argsort(dim=1, descending=True, stable=True)[:, :width]  # [b, Q]: which state tokens are fed, in order
-            pad = torch.arange(width) >= size_b.unsqueeze(1)
-            block = flat // n
-            ids, positions = state.flatten(1).gather(1, flat), self.prompt_B[rows].unsqueeze(1) + flat
-            # clean tokens a query may see; of the fed ones, those of its own block before it. Padding is harmless: nothing reads it
-            clean_end = self.prompt_B[rows].unsqueeze(1) + block * n + converged.squeeze(2).gather(1, block)
-            visible = torch.empty(len(rows), width, forward.length + width, dtype=torch.bool)
-            torch.lt(torch.arange(forward.length), clean_end.unsqueeze(2), out=visible[:, :, : forward.length])
-            own = visible[:, :, forward.length :]
-            torch.eq(block.unsqueeze(2), block.unsqueeze(1), out=own)
-            own &= torch.ones(width, width, dtype=torch.bool).tril_()
-            device = forward.model.device
-            mask = model_mask(forward.model, visible.unsqueeze(1).to(device))
-            predicted = forward(ids.to(device), position_ids=positions.to(device), attention_mask=mask).argmax(-1).cpu()
-            new = torch.cat([new.flatten(1), torch.zeros(len(rows), 1, dtype=torch.long)], 1)
-            target = torch.where(pad, fed.shape[1], flat + 1)  # padding writes to a column of its own
-            new = new.scatter_(1, target, predicted)[:, :-1].view_as(state)
-        self.state_BNn[rows] = new
+        flat = fed.long().argsort(dim=1, descending=True, stable=True)[:, :width]  # [b, Q]: which state tokens are fed, in order
+        block = flat // n
+        ids, positions = self.state_BNn[rows].flatten(1).gather(1, flat), self.prompt_B[rows].unsqueeze(1) + flat
+        # clean tokens a query may see; of the fed ones, those of its own block before it. Padding is harmless: nothing reads it
+        clean_end = self.prompt_B[rows].unsqueeze(1) + block * n + converged_BN[rows].gather(1, block)
+        forward = self.texts.forward.narrow(start, stop)
+        visible = torch.empty(len(rows), width, forward.length + width, dtype=torch.bool)
+        torch.lt(torch.arange(forward.length), clean_end.unsqueeze(2), out=visible[:, :, : forward.length])
+        own = visible[:, :, forward.length :]
+        torch.eq(block.unsqueeze(2), block.unsqueeze(1), out=own)
+        own &= torch.ones(width, width, dtype=torch.bool).tril_()
+        device = forward.model.device
+        mask = model_mask(forward.model, visible.unsqueeze(1).to(device))
+        predicted = forward(ids.to(device), position_ids=positions.to(device), attention_mask=mask).argmax(-1).cpu()
+        row, slot = (torch.arange(width) < size_b.unsqueeze(1)).nonzero(as_tuple=True)
+        new.view(len(new), -1)[rows[row], flat[row, slot] + 1] = predicted[row, slot]
 
     def states_of(self, row: int) -> list[torch.Tensor]:
         """Per block of one answer: its states [number of states, m], ending at the first that equals the fixed point or closed the block."""
@@ -136,3 +145,16 @@ class BlockIteration:
             last = int((converged_prefix(block, self.fixed_BNn[row, i, :m]) >= self.enough_BN[row, i]).long().argmax())
             blocks.append(block[: last + 1].clone())
         return blocks
+
+
+def _alike(sizes: list[int]) -> tuple[list[tuple[int, int]], int]:
+    """Ranges of `sizes` without those that are all 0, split where that spares padding; and the sum of their padded sizes."""
+    chunks, padded, start, top = [], 0, 0, 0
+    for i, size in enumerate([*sizes, None]):
+        if size is None or ((i - start) * top >= FULL_FORWARD and (top - size) * (len(sizes) - i) > SPLIT_SAVES):
+            if top:
+                chunks.append((start, i))
+                padded += (i - start) * top
+            start, top = i, 0
+        top = max(top, size or 0)
+    return chunks, padded

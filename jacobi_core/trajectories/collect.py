@@ -17,8 +17,8 @@ from jacobi_core.trajectories.quality import QualityRules, drop_reason
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
 from jacobi_core.trajectories.slots import greedy_answers
 
-# state tokens fed to one forward: enough to be busy, few enough that rows of one forward are alike and logits stay small
-CPU_TOKENS, GPU_TOKENS = 1024, 16384
+# answer tokens that iterate together: enough to keep forwards busy to the end, few enough that caches and logits stay small
+CPU_TOKENS, GPU_TOKENS = 2048, 16384
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,14 @@ class BufferLayer(DynamicLayer):
         self._first += columns
         self._show()
 
+    def narrow(self, start: int, stop: int) -> BufferLayer:
+        """These rows, in the same memory: what it appends is not seen here, and overwritten by the next append here."""
+        part = BufferLayer()
+        part.is_initialized, part.device = True, self.device
+        part._buffers, part._first, part._end = [b[start:stop] for b in self._buffers], self._first, self._end
+        part._show()
+        return part
+
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         self._buffers = [b[indices] for b in (self.keys, self.values)]
         self._first, self._end = 0, self._buffers[0].shape[-2]
@@ -74,6 +82,12 @@ class BufferedForward(CachedForward):
         """Forget the oldest columns."""
         for layer in self.cache.layers:
             layer.drop_left(columns)
+
+    def narrow(self, start: int, stop: int) -> BufferedForward:
+        """A forward over some rows, for one call: its cache begins as this one's rows and its tokens are not kept here."""
+        part = BufferedForward(self.model)
+        part.cache.layers = [layer.narrow(start, stop) for layer in self.cache.layers]
+        return part
 
     def write_rows(self, rows: torch.Tensor, source: CachedForward) -> None:
         """Copy the rows of another cache, in order, to the newest columns of these rows."""
