@@ -1,172 +1,205 @@
 """How fast decoding is, as ratios measured side by side in one process; never a test.
 
-    python -m benchmarks.decode [results=results.json of a quickstart] [smollm2=FOLDER] [prompts=16] [json=true]
+    python -m benchmarks.decode [--results results.json] [--smollm2 FOLDER] [--released DIR --released-python PY] [--prompts 16] [--json]
 
-`results` brings the models minicode-base and minicode-round2, `smollm2` the imported SmolLM2-135M; without them only the random 35 M
-Llama is measured. Prints a list of {"name", "model", "value"}:
+--results, of a finished quickstart, brings the models minicode-base and minicode-round2, --smollm2 the imported SmolLM2-135M; llama-35M is
+random and always there. --json prints a list of {"name", "model", "value"} on stdout; what each contestant did goes to stderr.
 
-overhead            our iteration / a bare forward of the same shape (block 32)
-ar_vs_transformers  tokens/s of our greedy AR / of transformers' own greedy generate
-mr_vs_jacobi_tpf    tokens per forward of mr / of jacobi, best over blocks 16, 32, 64 at equal block size
-best_speedup        best tokens/s of any method / of our AR
-batch8_vs_batch1    jacobi at block 8: tokens/s at batch 8 / at batch 1
+overhead              our iteration / a bare forward of the same shape, running window at block 32
+ar_vs_transformers    tokens per second of our greedy AR / of transformers' own greedy generate
+mr_vs_jacobi_tpf      tokens per forward of mr / of plain jacobi at equal block size; the smallest of blocks 16, 32, 64
+best_speedup          tokens per second of the best setting / of our AR
+ceiling_share         that speedup / the most it could be: TPF x latency(1) / mean latency of what was fed, bare forwards timed in this run
+vs_prompt_lookup_tpf, vs_prompt_lookup_tps    adaptive decoding with n-grams / transformers' prompt lookup, on prompts that ask for a copy
+vs_released_tpf, vs_released_tps    ours / the authors' released decoder, the smallest of blocks 16, 32, 64; ours is running window with
+                      compiled steps at all of them
+batch8_vs_batch1      jacobi at block 8: tokens per second at batch 8 / at batch 1
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.contestants import Released, Subject, minicode, random_llama, smollm2
+from benchmarks.measure import Run, seconds, side_by_side
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.generate import generate, generate_batch
-from jacobi_core.decoding.tokens import TokenRules
-from jacobi_core.hub import load_model, load_tokenizer
+from jacobi_core.decoding.latency import measure_latency
 
-NEW_TOKENS = 64
 BLOCKS = (16, 32, 64)
+torch._dynamo.config.recompile_limit = 64  # every block size compiles its own widths in this process
 
 
-def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
+def show(title: str, runs: dict[str, Run]) -> None:
+    print(title, file=sys.stderr)
+    for name, run in runs.items():
+        tpf = f"{run.tpf:6.2f}" if all(run.forwards) else "     -"
+        print(f"  {name:<28} TPF {tpf}  TPS {run.tps:8.1f}", file=sys.stderr, flush=True)
 
 
-def median_ratio(first: Callable[[Any], Any], second: Callable[[Any], Any], items: list[Any]) -> float:
-    """Median over items of time(first) / time(second), interleaved, who goes first alternating; one item to warm up."""
-    ratios = []
-    for i, item in enumerate([items[0], *items]):
-        times = {}
-        for work in (first, second) if i % 2 else (second, first):
-            times[work], _ = seconds(lambda work=work, item=item: work(item))
-        if i:
-            ratios.append(times[first] / times[second])
-    return statistics.median(ratios)
+def overhead(subject: Subject) -> float:
+    config = DecodingConfig(method=Method.running_window, block_size=32, max_new_tokens=subject.new_tokens)
+
+    def bare(prompt: torch.Tensor) -> tuple[int, int, float]:
+        stats = generate(subject.model, prompt, config, rules=subject.rules).stats
+
+        def forwards() -> None:
+            with torch.inference_mode():
+                forward, length = CachedForward(subject.model), 0
+                for fed, committed in zip(stats.fed_per_forward, stats.committed_per_forward, strict=True):
+                    forward(torch.zeros(1, fed, dtype=torch.long), keep=min(fed, config.block_size))
+                    length += committed + (0 if length else len(prompt) - 1)
+                    forward.rollback(min(length, forward.length))
+
+        return stats.tokens, stats.forwards, seconds(forwards)[0]
+
+    runs = side_by_side({"ours": subject.ours(Method.running_window, 32), "bare forwards": bare}, subject.prompts, repeats=2)
+    show("overhead", runs)
+    return runs["bare forwards"].times_faster_than(runs["ours"])
 
 
-def overhead(model: PreTrainedModel, prompts: list[torch.Tensor], rules: TokenRules) -> float:
-    """Time of a generation of NEW_TOKENS / time of the same forwards with nothing around them."""
-    config = DecodingConfig(method=Method.running_window, block_size=32, max_new_tokens=NEW_TOKENS)
-
-    def bare(item: tuple[torch.Tensor, int]) -> None:
-        prompt, forwards = item
-        with torch.inference_mode():
-            forward = CachedForward(model)
-            for step in range(forwards):
-                width = config.block_size if step else len(prompt) + config.block_size - 1
-                forward(torch.zeros(1, width, dtype=torch.long), keep=config.block_size)
-                forward.rollback(len(prompt) + step)
-
-    def ours(item: tuple[torch.Tensor, int]) -> None:
-        generate(model, item[0], config, rules=rules)
-
-    return median_ratio(ours, bare, [(p, generate(model, p, config, rules=rules).stats.forwards) for p in prompts])
+def ar_vs_transformers(subject: Subject) -> float:
+    runs = side_by_side({"our ar": subject.ours(Method.ar, 1), "transformers": subject.transformers()}, subject.prompts, repeats=2)
+    show("ar", runs)
+    return runs["our ar"].times_faster_than(runs["transformers"])
 
 
-def ar_vs_transformers(model: PreTrainedModel, prompts: list[torch.Tensor], rules: TokenRules) -> float:
-    config = DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=NEW_TOKENS)
-    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "repetition_penalty": 1.0, "eos_token_id": sorted(rules.eos_ids) or None}
-
-    def theirs(prompt: torch.Tensor) -> None:
-        type(model).generate(model, prompt[None], attention_mask=torch.ones_like(prompt)[None], **settings)
-
-    return 1 / median_ratio(lambda p: generate(model, p, config, rules=rules), theirs, prompts)
-
-
-def methods(model: PreTrainedModel, prompts: list[torch.Tensor], rules: TokenRules) -> dict[str, float]:
-    """TPF and TPS totals of every method and block size, interleaved prompt by prompt."""
-    shared = {"max_new_tokens": NEW_TOKENS}
-    configs = {"ar": DecodingConfig(method=Method.ar, block_size=1, **shared)}
+def methods(subject: Subject) -> dict[str, float]:
+    """Every method and block size, interleaved prompt by prompt."""
+    contestants = {"ar": subject.ours(Method.ar, 1)}
     for n in BLOCKS:
         for method in (Method.jacobi, Method.running_window, Method.mr):
-            configs[f"{method.value}@{n}"] = DecodingConfig(method=method, block_size=n, **shared)
-            configs[f"{method.value}+ngram@{n}"] = DecodingConfig(method=method, block_size=n, ngram=True, **shared)
-    spent, tokens, forwards = dict.fromkeys(configs, 0.0), dict.fromkeys(configs, 0), dict.fromkeys(configs, 0)
-    for i, prompt in enumerate([prompts[0], *prompts]):
-        for name, config in configs.items():
-            took, found = seconds(lambda config=config, prompt=prompt, i=i: generate(model, prompt, config, rules=rules, prompt_id=i))
-            if i:
-                spent[name] += took
-                tokens[name] += found.stats.tokens
-                forwards[name] += found.stats.forwards
-    for name in configs:
-        print(f"  {name:<22} TPF {tokens[name] / forwards[name]:5.2f}  TPS {tokens[name] / spent[name]:7.1f}", file=sys.stderr)
-    tpf = {name: tokens[name] / forwards[name] for name in configs}
-    tps = {name: tokens[name] / spent[name] for name in configs}
-    return {
-        "mr_vs_jacobi_tpf": max(tpf[f"mr@{n}"] / tpf[f"jacobi@{n}"] for n in BLOCKS),
-        "best_speedup": max(tps.values()) / tps["ar"],
-    }
+            contestants[f"{method.value}@{n}"] = subject.ours(method, n)
+        contestants[f"mr+2 drafts@{n}"] = subject.ours(Method.mr, n, drafts=2, spawn_ratio=0.3)
+        contestants[f"mr+4 drafts@{n}"] = subject.ours(Method.mr, n, drafts=4, spawn_ratio=0.3)
+    contestants["auto@64"] = subject.ours(Method.running_window, 64, auto=True, ngram=True)
+    runs = side_by_side(contestants, subject.prompts, repeats=2)
+    show("methods", runs)
+    mr = {n: max(run.tpf for name, run in runs.items() if name.startswith("mr") and name.endswith(f"@{n}")) for n in BLOCKS}
+    for n in BLOCKS:
+        print(f"  mr / jacobi TPF at block {n}: {mr[n] / runs[f'jacobi@{n}'].tpf:.3f}", file=sys.stderr)
+    fastest = max((name for name in runs if not name.startswith("auto")), key=lambda name: runs[name].tps)
+    speedup = runs[fastest].tps / runs["ar"].tps
+    print(f"  fastest: {fastest}, {speedup:.2f}x AR", file=sys.stderr)
+    return {"mr_vs_jacobi_tpf": min(mr[n] / runs[f"jacobi@{n}"].tpf for n in BLOCKS), "best_speedup": speedup}
 
 
-def batch8_vs_batch1(model: PreTrainedModel, prompts: list[torch.Tensor], rules: TokenRules) -> float:
-    config = DecodingConfig(method=Method.jacobi, block_size=8, max_new_tokens=NEW_TOKENS)
-    ids = [p.tolist() for p in prompts[:8]]
-    return median_ratio(
-        lambda batch: [generate(model, torch.tensor(p), config, rules=rules, prompt_id=i) for i, p in enumerate(batch)],
-        lambda batch: generate_batch(model, batch, config, rules=rules),
-        [ids, ids, ids],
+def ceiling_share(subject: Subject) -> float:
+    """Of running window at block 32: (TPS / TPS of AR) / (TPF x latency(1) / mean latency of what it fed), prompts left out of both."""
+    curve = measure_latency(CachedForward(subject.model), [1, 2, 4, 8, 12, 16, 20, 24, 28, 32])
+    print("latency", {m: round(1e3 * s, 2) for m, s in zip(curve.tokens, curve.seconds, strict=True)}, "ms", file=sys.stderr)
+    config = DecodingConfig(method=Method.running_window, block_size=32, max_new_tokens=subject.new_tokens)
+    runs = side_by_side({"ar": subject.ours(Method.ar, 1), "running_window@32": subject.ours(Method.running_window, 32)}, subject.prompts)
+    shares = []
+    for i, prompt in enumerate(subject.prompts):
+        stats = generate(subject.model, prompt, config, rules=subject.rules).stats
+        # both sides read the prompt once: its time is in both, in the ceiling as the bare forwards it takes
+        first = seconds_of_prompt(subject, len(prompt) - 1)
+        ours = first + sum(curve.at(m) for m in [config.block_size, *stats.fed_per_forward[1:]])
+        ar = first + stats.tokens * curve.at(1)
+        shares.append((runs["ar"].seconds[i] / runs["running_window@32"].seconds[i]) / (ar / ours))
+    return statistics.median(shares)
+
+
+def seconds_of_prompt(subject: Subject, length: int) -> float:
+    """A bare forward over a prompt."""
+    with torch.inference_mode():
+        return min(seconds(lambda: CachedForward(subject.model)(torch.zeros(1, length, dtype=torch.long), keep=1))[0] for _ in range(3))
+
+
+def vs_prompt_lookup(subject: Subject) -> dict[str, float]:
+    runs = side_by_side(
+        {
+            "prompt lookup": subject.transformers(prompt_lookup_num_tokens=10),
+            "auto + ngram": subject.ours(Method.running_window, 16, ngram=True, auto=True),
+            "ar": subject.ours(Method.ar, 1),
+        },
+        subject.copying,
+        repeats=2,
     )
+    show("prompts to copy from", runs)
+    theirs, ours = runs["prompt lookup"], runs["auto + ngram"]
+    return {"vs_prompt_lookup_tpf": ours.tpf / theirs.tpf, "vs_prompt_lookup_tps": ours.times_faster_than(theirs)}
 
 
-def random_llama() -> PreTrainedModel:
-    """35 M parameters, 8 layers."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8, eos_token_id=None
-    )
-    return LlamaForCausalLM(config).eval()
+def vs_released(subject: Subject, directory: str, python: str) -> dict[str, float]:
+    tpf, tps = [], []
+    for n in BLOCKS:
+        with Released(subject, directory, python) as released:
+            contestants = {
+                "released": released.at(n),
+                "ours": subject.ours(Method.running_window, n, compiled=True),
+                "ours, not compiled": subject.ours(Method.running_window, n),
+                "ours, 4 drafts": subject.ours(Method.running_window, n, drafts=4, compiled=True),
+            }
+            runs = side_by_side(contestants, subject.prompts)
+        show(f"released, block {n}", runs)
+        tpf.append(runs["ours"].tpf / runs["released"].tpf)
+        tps.append(runs["ours"].times_faster_than(runs["released"]))
+        print(f"  TPF {tpf[-1]:.3f}x, TPS {tps[-1]:.3f}x", file=sys.stderr, flush=True)
+    return {"vs_released_tpf": min(tpf), "vs_released_tps": min(tps)}
 
 
-def models(arguments: dict[str, str]) -> dict[str, tuple[PreTrainedModel, TokenRules, list[torch.Tensor]]]:
-    """label -> model, rules, prompts."""
-    count = int(arguments.get("prompts", "16"))
-    generator = torch.Generator().manual_seed(0)
-    llama = random_llama()
-    found = {"llama-35M": (llama, TokenRules.of(llama), [torch.randint(0, 8192, (48,), generator=generator) for _ in range(count)])}
-    if "results" in arguments:
-        from tasks.base_model.stage import PROVENANCE
-        from tasks.problem_sets.minicode import generate as problems
+def batch8_vs_batch1(subject: Subject) -> float:
+    config = DecodingConfig(method=Method.jacobi, block_size=8, max_new_tokens=subject.new_tokens)
 
-        final = Path(json.loads(Path(arguments["results"]).read_text())["final_model"])
-        base = next(p.parent for p in final.parent.glob(f"base-*/{PROVENANCE}") if (p.parent / "manifest.json").exists())
-        for label, folder in (("minicode-base", base), ("minicode-round2", final)):
-            found[label] = _trained(folder, [p.prompt for p in problems(split="test", count=count, seed=0)])
-    if "smollm2" in arguments:
-        texts = [f"Write a Python function that returns the {i + 2}th power of a number." for i in range(count)]
-        found["SmolLM2-135M"] = _trained(Path(arguments["smollm2"]), texts)
+    def alone(prompts: list[torch.Tensor]) -> tuple[int, int, float]:
+        took, found = seconds(lambda: [generate(subject.model, p, config, rules=subject.rules) for p in prompts])
+        return sum(g.stats.tokens for g in found), sum(g.stats.forwards for g in found), took
+
+    def together(prompts: list[torch.Tensor]) -> tuple[int, int, float]:
+        ids = [p.tolist() for p in prompts]
+        took, found = seconds(lambda: generate_batch(subject.model, ids, config, rules=subject.rules, prompt_ids=[0] * 8))
+        return sum(g.stats.tokens for g in found), max(g.stats.forwards for g in found), took
+
+    runs = side_by_side({"batch 1": alone, "batch 8": together}, [[prompt] * 8 for prompt in subject.prompts[:3]])
+    show("jacobi at block 8", runs)
+    return runs["batch 8"].times_faster_than(runs["batch 1"])
+
+
+def main(arguments: argparse.Namespace) -> None:
+    subjects = [random_llama(arguments.prompts)]
+    if arguments.results:
+        subjects += minicode(arguments.results, arguments.prompts)
+    if arguments.smollm2:
+        subjects.append(smollm2(arguments.smollm2, min(arguments.prompts, 6)))
+    rows = []
+    for subject in subjects:
+        print(f"== {subject.label}", file=sys.stderr)
+        values = {"overhead": overhead(subject), "ar_vs_transformers": ar_vs_transformers(subject)}
+        if subject.label == "llama-35M":
+            values["batch8_vs_batch1"] = batch8_vs_batch1(subject)
+        if subject.copying:
+            values |= vs_prompt_lookup(subject)
+        if subject.label.startswith("minicode"):
+            values |= methods(subject)
+        if subject.label == "minicode-round2":
+            values["ceiling_share"] = ceiling_share(subject)
+            if arguments.released:
+                values |= vs_released(subject, arguments.released, arguments.released_python)
+        rows += [{"name": name, "model": subject.label, "value": round(value, 3)} for name, value in values.items()]
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{r['model']:<16} {r['name']:<22} {r['value']:.3f}" for r in rows))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results")
+    parser.add_argument("--smollm2")
+    parser.add_argument("--released")
+    parser.add_argument("--released-python")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--json", action="store_true")
+    found = parser.parse_args()
+    if bool(found.released) != bool(found.released_python):
+        parser.error("--released DIR and --released-python PY go together")
     return found
 
 
-def _trained(folder: Path, texts: list[str]) -> tuple[PreTrainedModel, TokenRules, list[torch.Tensor]]:
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    chats = [[{"role": "user", "content": text}] for text in texts]
-    ids = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
-    return model, TokenRules.of(model, tokenizer), [torch.tensor(i) for i in ids]
-
-
-def main(arguments: dict[str, str]) -> None:
-    rows = []
-    for label, (model, rules, prompts) in models(arguments).items():
-        print(label, file=sys.stderr)
-        values = {"overhead": overhead(model, prompts, rules), "ar_vs_transformers": ar_vs_transformers(model, prompts, rules)}
-        values |= methods(model, prompts, rules)
-        values["batch8_vs_batch1"] = batch8_vs_batch1(model, prompts, rules)
-        rows += [{"name": name, "model": label, "value": round(value, 3)} for name, value in values.items()]
-    if arguments.get("json") == "true":
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join(f"{row['model']:<16} {row['name']:<20} {row['value']:.3f}" for row in rows))
-
-
 if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+    main(_arguments())

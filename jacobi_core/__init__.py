@@ -14,6 +14,7 @@ _PUBLIC = {
     "generate_batch": "jacobi_core.decoding.generate",
     "jacobi_generate": "jacobi_core.decoding.hf_generate",
     "checkpoint_generate": "jacobi_core.decoding.checkpoint_generate",
+    "stream": "jacobi_core.decoding.stream",
     "greedy_batch": "jacobi_core.decoding.greedy_batch",
     "compare_with_ar": "jacobi_core.decoding.equivalence",
     "certify": "jacobi_core.decoding.doctor",

@@ -1,27 +1,29 @@
 """`python -m pipelines.generate model=DIR prompt=...`: one prompt, decoded one token at a time and in parallel, side by side.
 
-`prompt=-` reads stdin; `help` lists the settings. Exit code 2 for a mistake in them. Proving equality is the doctor's job.
+On a terminal both answers grow live in two columns, one decoder after the other, so that neither slows the other; elsewhere the texts
+and figures are printed at the end. `prompt=-` reads stdin; `help` lists the settings. Exit code 2 for a mistake in them. Proving
+equality is the doctor's job.
 """
 
 from __future__ import annotations
 
 import sys
-import time
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from jacobi_core.decoding.config import DecodingConfig, Method
 from pipelines.arguments import run_tool
 from pipelines.checkpoints import encode, encode_raw, load_model, load_tokenizer
+from pipelines.side_by_side import Columns, Run, decode
 from tasks.stage import UserError, check_dtype
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from jacobi_core.decoding.stats import Generation
-    from jacobi_core.decoding.tokens import TokenRules
-
-AS_AR = {"method": Method.ar, "block_size": 1, "ngram": False}
+AS_AR = {"method": Method.ar, "block_size": 1, "ngram": False, "drafts": 1, "auto": False}
 
 
 @dataclass
@@ -35,9 +37,11 @@ class GenerateArguments:
     max_new_tokens: Annotated[int, "cap on the answer"] = 256
     max_blocks: Annotated[int, "blocks in flight (multi_block, mr)"] = DecodingConfig.max_blocks
     spawn_ratio: Annotated[float, "share of the newest block to be right before the next one starts"] = DecodingConfig.spawn_ratio
-    verification_size: Annotated[int, "drafts verified in one forward, recycled and copied ones included"] = DecodingConfig.verification_size
+    verification_size: Annotated[int, "chains verified in one forward: drafts, recycled and copied candidates"] = DecodingConfig.verification_size
     pool_size: Annotated[int, "rejected drafts kept for recycling"] = DecodingConfig.pool_size
     ngram: Annotated[bool, "also draft what followed the last tokens where they occurred before"] = True
+    drafts: Annotated[int, "drafts refreshed side by side, the first being their consensus (not jacobi)"] = DecodingConfig.drafts
+    auto: Annotated[bool, "feed only as much as pays on this machine (not jacobi)"] = DecodingConfig.auto
     temperature: Annotated[float, "0 is greedy; above, both decoders draw the same samples"] = DecodingConfig.temperature
     top_k: Annotated[int, "sampling: keep the k likeliest tokens; 0 keeps all"] = DecodingConfig.top_k
     top_p: Annotated[float, "sampling: keep the likeliest tokens that reach this probability together"] = DecodingConfig.top_p
@@ -56,12 +60,12 @@ class GenerateArguments:
         return DecodingConfig(**given | (AS_AR if self.method is Method.ar else {}))
 
 
-def main(argv: list[str]) -> int:
-    """Exit code."""
-    return run_tool(argv, GenerateArguments, _run)
+def main(argv: list[str], *, console: Console | None = None) -> int:
+    """Exit code. console: where to show the answers live; by default stdout where it is a terminal."""
+    return run_tool(argv, GenerateArguments, partial(_run, console=console))
 
 
-def _run(arguments: GenerateArguments) -> int:
+def _run(arguments: GenerateArguments, *, console: Console | None) -> int:
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     if not text:
         raise UserError("prompt: is empty; give some text")
@@ -70,64 +74,56 @@ def _run(arguments: GenerateArguments) -> int:
     ids = encode(tokenizer, [{"role": "user", "content": text}]) if arguments.chat else encode_raw(tokenizer, text)
     model = load_model(arguments.model, dtype=arguments.dtype, trust_remote_code=trust)
     try:
-        _side_by_side(model, tokenizer, ids, arguments.decoding())
+        _side_by_side(model, tokenizer, ids, arguments.decoding(), console or _terminal())
     except ValueError as error:  # a prompt or model the decoder refuses
         raise UserError(str(error)) from error
     return 0
 
 
-def _side_by_side(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], config: DecodingConfig) -> None:
+def _terminal() -> Console | None:
+    """stdout, where it can show something live."""
+    if not sys.stdout.isatty():
+        return None
+    from rich.console import Console
+
+    console = Console()
+    return None if console.is_dumb_terminal else console
+
+
+def _side_by_side(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], config: DecodingConfig, console: Console | None
+) -> None:
     import torch
 
     from jacobi_core.decoding.equivalence import compare_with_ar
     from jacobi_core.decoding.tokens import TokenRules
 
     rules, prompt = TokenRules.of(model, tokenizer), torch.tensor(ids)
-    ar, ar_seconds = _timed(model, prompt, replace(config, **AS_AR), rules)
-    if config.method is Method.ar:
-        print(_said(tokenizer, ar))
-        print(_figures("ar", ar, ar_seconds))
-        return
-    parallel, seconds = _timed(model, prompt, config, rules)
-    difference = compare_with_ar(model, prompt, ar.new_tokens, parallel.new_tokens)
     name = f"{config.method.value}{'+ngram' if config.ngram else ''}, block size {config.block_size}"
+    ar, parallel = Run("ar"), Run(name)
+    plan = [(ar, replace(config, **AS_AR))] + [(parallel, config)] * (config.method is not Method.ar)
+    with Columns(console, [run for run, _ in plan]) if console else nullcontext() as columns:
+        for run, settings in plan:
+            decode(run, model, tokenizer, prompt, settings, rules, columns.draw if columns else lambda: None)
+    say = print if console is None else partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if config.method is Method.ar:
+        if console is None:
+            say(ar.text)
+        say(ar.figures())
+        return
+    difference = compare_with_ar(model, prompt, ar.generation.new_tokens, parallel.generation.new_tokens)
     if difference is None:
-        print(_said(tokenizer, ar))
-        print("\nboth answers are equal, token for token")
+        if console is None:
+            say(ar.text)
+        say("\nboth answers are equal, token for token")
     else:
-        print(f"--- ar\n{_said(tokenizer, ar)}\n--- {name}\n{_said(tokenizer, parallel)}\n---")
+        if console is None:
+            say(f"--- ar\n{ar.text}\n--- {name}\n{parallel.text}\n---")
         at = f"token {difference.first_index} of the answer (counted from 0), where AR's two best logits are {difference.margin:.3g} apart"
-        print(f"the answers differ from {at}; `python -m pipelines.doctor` tells a rounding tie from a defect")
-    print(_figures("ar", ar, ar_seconds))
-    print(_figures(name, parallel, seconds))
-    speedup = (parallel.stats.tokens / seconds) / (ar.stats.tokens / ar_seconds)
-    print(f"speedup {speedup:.2f}x")
-
-
-def _timed(model: PreTrainedModel, prompt, config: DecodingConfig, rules: TokenRules) -> tuple[Generation, float]:
-    """A generation and its wall seconds, prompt included; what a first forward costs once is spent before."""
-    from dataclasses import replace
-
-    from jacobi_core.decoding.generate import generate
-
-    generate(model, prompt, replace(config, max_new_tokens=min(2, config.max_new_tokens)), rules=rules)
-    start = time.perf_counter()
-    generation = generate(model, prompt, config, rules=rules)  # its tokens are on the host: nothing is left to wait for
-    return generation, time.perf_counter() - start
-
-
-def _said(tokenizer: PreTrainedTokenizerBase, generation: Generation) -> str:
-    return tokenizer.decode(generation.new_tokens, skip_special_tokens=True)
-
-
-def _figures(name: str, generation: Generation, seconds: float) -> str:
-    stats = generation.stats
-    accepted = sum(committed - 1 for committed in stats.committed_per_forward) / stats.forwards
-    sources = ", ".join(f"{source} {count}" for source, count in stats.accepted_from.most_common())
-    return (
-        f"{name}: {stats.tokens} tokens, {stats.forwards} forwards, {seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, TPF {stats.tpf:.2f}, "
-        f"mean acceptance length {accepted:.2f} draft tokens, tokens by source: {sources}; stopped by {stats.stop_reason}"
-    )
+        say(f"the answers differ from {at}; `python -m pipelines.doctor` tells a rounding tie from a defect")
+    say(ar.figures())
+    say(parallel.figures())
+    say(f"speedup {parallel.tokens_per_second / ar.tokens_per_second:.2f}x")
 
 
 if __name__ == "__main__":

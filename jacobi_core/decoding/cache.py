@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+from jacobi_core.decoding.flex_mask import block_mask
 
 Request = tuple[Sequence[int], Sequence[Sequence[int]]]  # a text's uncached committed tokens, and its chains of drafts
 
@@ -19,12 +23,7 @@ class CachedForward:
         self.model = model
         self.cache = DynamicCache(config=model.config)
         self._branches: list[int] = []  # cache index where each chain of the last logits_of begins
-        odd = sorted({type(layer).__name__ for layer in self.cache.layers if type(layer) is not DynamicLayer})
-        if odd:
-            raise ValueError(
-                f"{model.config.model_type}: its cache uses {', '.join(odd)}, which cannot be rolled back exactly; "
-                "only full-attention layers are supported (set use_sliding_window=false if the checkpoint allows it)"
-            )
+        refuse_unsuitable(model, self.cache, DynamicLayer)
 
     @property
     def length(self) -> int:
@@ -99,6 +98,25 @@ class CachedForward:
         self.cache.batch_select_indices(rows)
 
 
+def refuse_unsuitable(model: PreTrainedModel, cache: Cache, plain_layer: type) -> None:
+    """Raises ValueError for a model that cannot be decoded exactly: layers that forget or mix tokens, or places told by column."""
+    config = model.config.get_text_config()
+    odd = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not plain_layer})
+    if odd:
+        raise ValueError(
+            f"{model.config.model_type}: its cache uses {', '.join(odd)}, which cannot be rolled back exactly; "
+            "only full-attention layers are supported (set use_sliding_window=false if the checkpoint allows it)"
+        )
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(f"{model.config.model_type}: keeps a state that cannot be rolled back; only attention with a KV cache is supported")
+    by_column = "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False)
+    if by_column or "local" in getattr(config, "attention_layers", ()):
+        raise ValueError(
+            f"{model.config.model_type}: tells where a token stands by its column in the cache (ALiBi, local windows), "
+            "which is not its place in the text once candidates stand side by side; only models that take position_ids are supported"
+        )
+
+
 def side_by_side(cached: int, committed: int, chains: tuple[int, ...]) -> torch.Tensor:
     """bool [1, 1, q, cached + q]: causal, and no chain sees another."""
     width = committed + sum(chains)
@@ -110,8 +128,8 @@ def side_by_side(cached: int, committed: int, chains: tuple[int, ...]) -> torch.
     return torch.cat([torch.ones(width, cached, dtype=torch.bool), fed], 1)[None, None]
 
 
-def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:
-    """The 4D mask a model's attention takes for `visible`, bool [B, 1, q, k], True = attend.
+def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor | BlockMask:
+    """The mask a model's attention takes for `visible`, bool [B, 1, q, k], True = attend.
 
     sdpa takes it as it is; eager adds it to the scores and is silently wrong with booleans. Raises ValueError for an attention
     implementation that takes no mask.
@@ -119,6 +137,8 @@ def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:
     implementation = model.config._attn_implementation
     if implementation == "sdpa":
         return visible
+    if implementation == "flex_attention":
+        return block_mask(visible)
     if implementation == "eager":
         lowest = max(torch.finfo(model.dtype).min, torch.finfo(torch.float32).min)  # eager's softmax runs in fp32
         return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, lowest)

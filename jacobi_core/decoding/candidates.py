@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 LONGEST, SHORTEST = 6, 2  # tokens that must match for a copy; longer matches are tried first
-PLACES = 4  # latest occurrences remembered per n-gram
+PLACES = 4  # latest occurrences remembered per n-gram, and first ones looked at per rejected draft
 
 
 class RejectedPool:
@@ -27,7 +27,9 @@ class RejectedPool:
         """Newest first."""
         for draft in reversed(self._drafts):
             start = -1
-            while last in draft[start + 1 : -1]:
+            for _ in range(PLACES):  # a draft that repeats one token has it everywhere
+                if last not in draft[start + 1 : -1]:
+                    break
                 start = draft.index(last, start + 1)
                 yield draft[start + 1 :]
 

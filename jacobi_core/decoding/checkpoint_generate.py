@@ -5,17 +5,17 @@ The file imports this package and holds no code of the decoder, so that an expor
 
 from __future__ import annotations
 
-import copy
 import inspect
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, StopStringCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from jacobi_core.decoding.hf_generate import jacobi_generate
 
 
-def checkpoint_generate(*args: Any, model: PreTrainedModel, block_size: int | None = None, **kwargs: Any) -> torch.Tensor:
+def checkpoint_generate(*args: Any, model: PreTrainedModel, block_size: int | None = None, **kwargs: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """`model.generate(*args, **kwargs)` as transformers documents it, decoded by `jacobi_generate` (whose settings it takes too).
 
     block_size: None is the decoder's default. A caller's own `custom_generate` goes first, without ours. transformers 5.24 hands neither
@@ -31,17 +31,18 @@ def checkpoint_generate(*args: Any, model: PreTrainedModel, block_size: int | No
         raise ValueError(
             "assistant_model: not supported by this checkpoint's parallel decoder; leave it out, or use type(model).generate(model, ...)"
         )
-    config = copy.deepcopy(given.get("generation_config") or model.generation_config)
-    strings, tokenizer = given.pop("stop_strings", None) or config.stop_strings, given.pop("tokenizer", None)
+    configs = [config for config in (given.get("generation_config"), model.generation_config) if config is not None]
+    strings = next(filter(None, [given.pop("stop_strings", None), *(config.stop_strings for config in configs)]), None)
+    tokenizer = given.pop("tokenizer", None)
     if strings:
         if tokenizer is None:
             raise ValueError("stop_strings: pass tokenizer=... too, it tells where the strings are")
-        config.stop_strings = None
+        given["stop_strings"] = None  # transformers would look for the tokenizer that it drops
         given["stopping_criteria"] = [*(given.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
     if block_size is not None:
         given["block_size"] = block_size
     token_streamer = given.pop("streamer", None)
-    return generate(model, **{**given, "generation_config": config, "custom_generate": jacobi_generate, "token_streamer": token_streamer})
+    return generate(model, **{**given, "custom_generate": jacobi_generate, "token_streamer": token_streamer})
 
 
 def generate_file(*, block_size: int | None) -> str:

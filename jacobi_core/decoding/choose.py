@@ -43,7 +43,7 @@ def warpers(config: DecodingConfig) -> LogitsProcessorList:
 
 
 class Chooser:
-    """Chooses the token at every position of a forward. Raises ValueError, by name, for a processor that keeps state."""
+    """Scores the tokens at every position of a forward: the highest is chosen. Raises ValueError, by name, for a processor that keeps state."""
 
     def __init__(self, processors: LogitsProcessorList, *, sample: bool, seed: int, prompt_id: int) -> None:
         names = [type(p).__name__ for p in processors]
@@ -57,8 +57,8 @@ class Chooser:
         self._seed, self._prompt_id = seed, prompt_id
         self._noise: dict[int, torch.Tensor] = {}
 
-    def __call__(self, logits: torch.Tensor, positions: Sequence[int], prefixes: Sequence[Sequence[int]] | None = None) -> list[int]:
-        """logits [k, V]; positions: answer index of each row; prefixes: the text before each row where `needs_prefix`."""
+    def __call__(self, logits: torch.Tensor, positions: Sequence[int], prefixes: Sequence[Sequence[int]] | None = None) -> torch.Tensor:
+        """[k, V] of logits [k, V]; positions: answer index of each row; prefixes: the text before each row where `needs_prefix`."""
         if self.needs_prefix:
             rows = [self.processors(torch.tensor([p], device=logits.device), row[None]) for p, row in zip(prefixes, logits.float(), strict=True)]
             logits = torch.cat(rows)
@@ -66,7 +66,7 @@ class Chooser:
             logits = self.processors(None, logits.float() if logits.dtype is not torch.float64 else logits)
         if self.sample:
             logits = logits + torch.stack([self._gumbel(p, logits.shape[-1]) for p in positions]).to(logits.device)
-        return logits.argmax(-1).tolist()
+        return logits
 
     def forget_before(self, position: int) -> None:
         """Positions before it are committed and will not be asked for again."""

@@ -30,9 +30,11 @@ class DecodingConfig:
     seed: int = 0  # of the random first guess, and of sampling
     max_blocks: int = 2  # K: blocks in flight (multi_block, mr)
     spawn_ratio: float = 0.85  # r: share of the newest block that must be pseudo-accepted before the next one starts
-    verification_size: int = 4  # candidates verified in one forward, the refreshed draft included (recycling, mr, ngram)
+    verification_size: int = 4  # chains verified in one forward, the drafts included (recycling, mr, ngram)
     pool_size: int = 16  # rejected drafts that are kept for recycling
     ngram: bool = False  # candidates copied from prompt + text so far, wherever its last tokens occurred before
+    drafts: int = 1  # drafts from different first guesses, refreshed side by side; the first is their consensus (not ar, jacobi)
+    auto: bool = False  # feed only the drafts, and only as much of them, as pays on this machine (not ar, jacobi)
     temperature: float = 0.0  # 0: greedy; above: samples, the same ones whatever the method
     top_k: int = 0  # sampling: keep the k likeliest tokens; 0: all
     top_p: float = 1.0  # sampling: keep the likeliest tokens that reach this probability together
@@ -40,7 +42,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         self.method = Method(self.method)
-        for name in ("block_size", "max_new_tokens", "max_blocks", "verification_size"):
+        for name in ("block_size", "max_new_tokens", "max_blocks", "verification_size", "drafts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.pool_size < 0:
@@ -56,12 +58,21 @@ class DecodingConfig:
             raise ValueError("top_k, top_p and min_p do nothing in greedy decoding: set temperature above 0, or leave them out")
         if self.method is Method.ar and (self.block_size != 1 or self.ngram):
             raise ValueError("method=ar decodes one token per forward: block_size must be 1 and ngram false")
+        if self.plain and (self.drafts > 1 or self.auto):
+            raise ValueError(f"method={self.method.value} is decoded by the book: drafts must be 1 and auto false, or choose another method")
+        if self.drafts > self.verification_size:
+            raise ValueError(f"drafts ({self.drafts}) are verified too: they cannot exceed verification_size ({self.verification_size})")
 
     @property
     def recycles(self) -> bool:
         return self.method in (Method.recycling, Method.mr) and self.pool_size > 0
 
     @property
-    def candidates(self) -> int:
-        """Most candidates beside the refreshed draft."""
-        return self.verification_size - 1 if self.recycles or self.ngram else 0
+    def plain(self) -> bool:
+        """One draft, every token of it refreshed by every forward: the methods that others are measured against."""
+        return self.method in (Method.ar, Method.jacobi)
+
+    @property
+    def chains(self) -> int:
+        """Most chains of one forward: drafts and candidates."""
+        return self.verification_size if self.recycles or self.ngram else self.drafts

@@ -6,7 +6,7 @@ Every method is held against a bare loop that shares no code with the decoder. L
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,13 +73,17 @@ class Certificate:
 
 
 def method_configs(block_sizes: Sequence[int], max_new_tokens: int) -> list[tuple[str, DecodingConfig]]:
-    """Our AR, and every parallel method (mr also with n-gram copies) at every block size. Raises ValueError for a size below 1."""
+    """Our AR, and every parallel method at every block size; mr also with n-gram copies, several drafts and adaptive width. Raises
+    ValueError for a size below 1."""
     found = [(Method.ar.value, DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=max_new_tokens))]
     for size in block_sizes:
         for method in Method:
             if method is not Method.ar:
                 found.append((method.value, DecodingConfig(method=method, block_size=size, max_new_tokens=max_new_tokens)))
-        found.append(("mr+ngram", DecodingConfig(method=Method.mr, block_size=size, max_new_tokens=max_new_tokens, ngram=True)))
+        mr = DecodingConfig(method=Method.mr, block_size=size, max_new_tokens=max_new_tokens)
+        found.append(("mr+ngram", replace(mr, ngram=True)))
+        found.append(("mr+ngram+drafts", replace(mr, ngram=True, drafts=2)))
+        found.append(("mr+ngram+auto", replace(mr, ngram=True, auto=True)))
     return found
 
 

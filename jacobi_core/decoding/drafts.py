@@ -71,7 +71,7 @@ class ContextDrafts:
         self._pool[0, self._size : self._size + len(kept)] = kept
         self._size += len(kept)
 
-    def draw(self, start: int, count: int) -> torch.Tensor:
-        """Guesses for answer positions start .. start+count-1, long [count] on the CPU."""
-        positions = torch.arange(start, start + count).unsqueeze(0)
+    def draw(self, start: int, count: int, *, stream: int = 0) -> torch.Tensor:
+        """Guesses for answer positions start .. start+count-1, long [count] on the CPU; other streams guess otherwise."""
+        positions = torch.arange(start, start + count).unsqueeze(0) + (stream << 40)
         return first_guess(self._pool, torch.tensor(self._size), positions, prompt_ids=self._id, seed=self._seed, rules=self._rules)[0]

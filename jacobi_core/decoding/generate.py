@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,15 +10,15 @@ from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaL
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi_core.decoding.batch import BatchForward
-from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.choose import Chooser, warpers
 from jacobi_core.decoding.config import DecodingConfig
+from jacobi_core.decoding.forwards import Forward, forward_for, pace_of
+from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.stats import Generation
 from jacobi_core.decoding.text import Chain, Text, Verdict
 from jacobi_core.decoding.tokens import TokenRules
 
 
-@torch.inference_mode()
 def generate(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
@@ -29,6 +29,7 @@ def generate(
     processors: LogitsProcessorList | None = None,
     stopping_criteria: StoppingCriteriaList | None = None,
     streamer: BaseStreamer | None = None,
+    forward: Forward | None = None,
 ) -> Generation:
     """Decode after input_ids, long [1, L] or [L] with L >= 1 (paper section 2.1, algorithm sections 1 and 6).
 
@@ -37,16 +38,14 @@ def generate(
     processors: logits processors, run before config's own warpers. Settings of the model's generation config do not apply.
     stopping_criteria: asked for every committed token, also inside a block.
     streamer: gets the prompt, then what every forward commits, never a token past a stop.
+    forward: by default `forward_for`'s choice; on CUDA pass one StaticForward to many calls, and its graphs are captured once.
     Raises ValueError for an empty prompt, a batch, a text longer than the model's context, or a processor that keeps state.
     """
-    prompt = input_ids.reshape(-1) if input_ids.dim() == 2 and input_ids.shape[0] == 1 else input_ids
-    if prompt.dim() != 1:
-        raise ValueError(f"input_ids must hold one prompt, got shape {tuple(input_ids.shape)}; generate_batch takes many")
-    row = _Row.make(model, prompt, config, rules, prompt_id, processors, stopping_criteria, streamer)
-    return _decode(CachedForward(model), [row])[0]
+    more = {"prompt_id": prompt_id, "processors": processors, "stopping_criteria": stopping_criteria, "streamer": streamer}
+    row = _Row.make(model, one_prompt(input_ids), config, rules, **more)
+    return _decode(forward or forward_for(model, config, row.capacity), [row])[0]
 
 
-@torch.inference_mode()
 def generate_batch(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -59,14 +58,13 @@ def generate_batch(
 ) -> list[Generation]:
     """Decode many prompts (token ids, any lengths) in one batch; rows accept different numbers of tokens and leave when they end.
 
-    Each row's tokens and statistics are those of its run alone (fp64). prompt_ids: by default 0, 1, ... Else as `generate`.
+    Each row's tokens and, without config.auto, its statistics are those of its run alone (fp64). prompt_ids: by default 0, 1, ... Else as `generate`.
     """
     rules = rules or TokenRules.of(model)
     keys = prompt_ids if prompt_ids is not None else range(len(prompts))
-    rows = [
-        _Row.make(model, torch.as_tensor(prompt), config, rules, key, processors, stopping_criteria, None)
-        for prompt, key in zip(prompts, keys, strict=True)
-    ]
+    more = {"processors": processors, "stopping_criteria": stopping_criteria}
+    pace = pace_of(model, config, rows=len(prompts))
+    rows = [_Row.make(model, torch.as_tensor(p), config, rules, prompt_id=key, pace=pace, **more) for p, key in zip(prompts, keys, strict=True)]
     return _decode(BatchForward(model, len(rows)), rows)
 
 
@@ -77,6 +75,7 @@ class _Row:
     text: Text
     choose: Chooser
     streamer: BaseStreamer | None
+    padding: list[int]
 
     @classmethod
     def make(
@@ -85,11 +84,15 @@ class _Row:
         prompt: torch.Tensor,
         config: DecodingConfig,
         rules: TokenRules | None,
-        prompt_id: int,
-        processors: LogitsProcessorList | None,
-        stopping_criteria: StoppingCriteriaList | None,
-        streamer: BaseStreamer | None,
+        prompt_id: int = 0,
+        processors: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        streamer: BaseStreamer | None = None,
+        padding: Sequence[int] = (),
+        pace: Pace | None = None,
     ) -> _Row:
+        """prompt: long [L]. padding: what processors and criteria see before it and the model does not, as in a padded batch of transformers'."""
+        before = list(padding)
         if len(prompt) == 0:
             raise ValueError("a prompt needs at least one token")
         check_context(model, len(prompt), config.max_new_tokens)
@@ -97,19 +100,23 @@ class _Row:
         if stopping_criteria:
 
             def stops(tokens: Sequence[int]) -> bool:
-                return bool(stopping_criteria(torch.tensor([tokens], device=model.device), None).any())
+                return bool(stopping_criteria(torch.tensor([[*before, *tokens]], device=model.device), None).any())
 
-        text = Text(prompt, config, rules or TokenRules.of(model), prompt_id=prompt_id, stops=stops)
+        text = Text(prompt, config, rules or TokenRules.of(model), prompt_id=prompt_id, stops=stops, pace=pace or pace_of(model, config))
         chosen_by = LogitsProcessorList([*(processors or ()), *warpers(config)])
         if streamer is not None:
             streamer.put(prompt.cpu())
-        return cls(text, Chooser(chosen_by, sample=config.temperature > 0, seed=config.seed, prompt_id=prompt_id), streamer)
+        return cls(text, Chooser(chosen_by, sample=config.temperature > 0, seed=config.seed, prompt_id=prompt_id), streamer, before)
 
     def advance(self, chains: Sequence[Chain], logits: torch.Tensor) -> Verdict | None:
         """Choose, verify, commit, stream. None once the text has ended."""
-        chosen = self.choose(logits, *self.text.places(chains, with_prefixes=self.choose.needs_prefix))
-        done = len(self.text.answer)
-        verdict = self.text.receive(chains, self.text.read(chains, chosen))
+        positions, prefixes = self.text.places(chains, with_prefixes=self.choose.needs_prefix)
+        if self.padding and prefixes is not None:
+            prefixes = [[*self.padding, *prefix] for prefix in prefixes]
+        scores = self.choose(logits, positions, prefixes)
+        chosen = torch.cat([scores, agreed_scores(scores, chains)]).argmax(-1).tolist()
+        done, places = len(self.text.answer), len(positions)
+        verdict = self.text.receive(chains, self.text.read(chains, chosen[:places]), chosen[places:])
         self.choose.forget_before(len(self.text.answer))
         if self.streamer is not None:
             self.streamer.put(torch.tensor(self.text.answer[done:]))
@@ -117,21 +124,58 @@ class _Row:
                 self.streamer.end()
         return verdict
 
+    @property
+    def capacity(self) -> int:
+        """Most tokens, the prompt included."""
+        return len(self.text.prompt) + self.text.config.max_new_tokens
 
-def _decode(forward: CachedForward, rows: Sequence[_Row]) -> list[Generation]:
-    """The loop, whatever the method."""
+    @property
+    def generation(self) -> Generation:
+        """What has been committed so far."""
+        return Generation(torch.tensor(self.text.answer, dtype=torch.long), self.text.stats)
+
+
+def _forwards(forward: Forward, rows: Sequence[_Row]) -> Iterator[None]:
+    """The loop, whatever the method; pauses after every forward. What the caller does then runs outside inference mode."""
     running = list(rows)
     while running:
-        # 1. what may follow each committed text: the refreshed draft, and candidates beside it
-        proposals = [row.text.propose() for row in running]
-        # 2. one forward over all of them, against one cache
-        logits = forward.logits_of([(row.text.uncached, [c.tokens for c in chains]) for row, chains in zip(running, proposals, strict=True)])
-        # 3. verify, stop at EOS, the caller's word or the cap, commit
-        verdicts = [row.advance(chains, found) for row, chains, found in zip(running, proposals, logits, strict=True)]
-        # 4. forget everything but the accepted branches
-        forward.keep([verdict and (verdict.winner, verdict.accepted) for verdict in verdicts])
-        running = [row for row, verdict in zip(running, verdicts, strict=True) if verdict is not None]
-    return [Generation(torch.tensor(row.text.answer), row.text.stats) for row in rows]
+        with torch.inference_mode():
+            # 1. what may follow each committed text: the refreshed draft, and candidates beside it
+            proposals = [row.text.propose() for row in running]
+            # 2. one forward over all of them, against one cache
+            logits = forward.logits_of([(row.text.uncached, [c.tokens for c in chains]) for row, chains in zip(running, proposals, strict=True)])
+            # 3. verify, stop at EOS, the caller's word or the cap, commit
+            verdicts = [row.advance(chains, found) for row, chains, found in zip(running, proposals, logits, strict=True)]
+            # 4. forget everything but the accepted branches
+            forward.keep([verdict and (verdict.winner, verdict.accepted) for verdict in verdicts])
+            running = [row for row, verdict in zip(running, verdicts, strict=True) if verdict is not None]
+        yield
+
+
+def _decode(forward: Forward, rows: Sequence[_Row]) -> list[Generation]:
+    """All forwards at once."""
+    for _ in _forwards(forward, rows):
+        pass
+    return [row.generation for row in rows]
+
+
+def agreed_scores(scores: torch.Tensor, chains: Sequence[Chain]) -> torch.Tensor:
+    """What all drafts together say, [1 + tokens of the longest draft, V] up to a factor: the sum of the scores at each answer index, which
+    for logits is the drafts' geometric mean. [0, V] where there is no second draft. scores [k, V]: see `Text.places`."""
+    drafts = [chain for chain in chains if chain.draft is not None]
+    if len(drafts) < 2:
+        return scores[:0]
+    steps = [0, *(i + 1 for chain in drafts for i in range(len(chain.tokens)))]  # drafts come before candidates
+    agreed = scores.new_zeros(1 + max(len(chain.tokens) for chain in drafts), scores.shape[-1])
+    return agreed.index_add_(0, torch.tensor(steps, device=scores.device), scores[: len(steps)])
+
+
+def one_prompt(input_ids: torch.Tensor) -> torch.Tensor:
+    """[L] of [1, L] or [L]. Raises ValueError for a batch."""
+    prompt = input_ids.reshape(-1) if input_ids.dim() == 2 and input_ids.shape[0] == 1 else input_ids
+    if prompt.dim() != 1:
+        raise ValueError(f"input_ids must hold one prompt, got shape {tuple(input_ids.shape)}; generate_batch takes many")
+    return prompt
 
 
 def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: int) -> None:

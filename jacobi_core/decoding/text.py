@@ -11,19 +11,22 @@ from jacobi_core.decoding.blocks import Horizon
 from jacobi_core.decoding.candidates import NgramIndex, RejectedPool
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.drafts import ContextDrafts
+from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.stats import DecodingStats
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.decoding.verify import accepted_length
 
 DRAFT, RECYCLED, NGRAM = "draft", "recycled", "ngram"
+SAME_END = 2  # tokens between the ends that two states of a draft foresee, for the end to be believed
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Tokens proposed to follow the last committed one, and where they come from."""
+    """Tokens proposed to follow the last committed one, and where they come from. draft: which of the drafts it is, None for a candidate."""
 
     tokens: Sequence[int]
     source: str
+    draft: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,35 +48,54 @@ class Text:
         *,
         prompt_id: int,
         stops: Callable[[Sequence[int]], bool] | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """stops: does a text (prompt and answer) that ends with its latest token end there? Asked for every committed token in turn."""
-        self._stops = stops
+        """stops: does a text (prompt and answer) that ends with its latest token end there? Asked for every committed token in turn.
+
+        pace: cuts what is proposed to what pays.
+        """
+        self._stops, self._pace = stops, pace
         self.config, self.rules, self.stats = config, rules, DecodingStats()
         self.answer: list[int] = []
         self.prompt = prompt.tolist()
         self.uncached = self.prompt  # committed tokens the cache has not read: the whole prompt, afterwards one
-        self._drafts = ContextDrafts(prompt, prompt_id=prompt_id, seed=config.seed, rules=rules, capacity=config.max_new_tokens)
+        self._guesses = ContextDrafts(prompt, prompt_id=prompt_id, seed=config.seed, rules=rules, capacity=config.max_new_tokens)
         self._horizon = Horizon(config)
-        self._refreshed: Sequence[int] = []  # predictions for the tokens after the committed ones
+        self._drafts: list[list[int]] = [[] for _ in range(config.drafts)]  # each from the first uncommitted token on
+        self._foreseen_end: int | None = None  # answer index of the first EOS in the main draft
         self._pool = RejectedPool(config.pool_size) if config.recycles else None
         self._ngrams = NgramIndex(self.uncached) if config.ngram else None
 
     def propose(self) -> list[Chain]:
-        """The refreshed draft, topped up at random, and beside it up to verification_size - 1 candidates."""
+        """The refreshed drafts, topped up at random, and candidates beside them up to verification_size; the main draft first."""
         done, c = len(self.answer), self.config
         width = min(self._horizon.end(done), c.max_new_tokens) - done  # tokens this forward may commit
-        known = list(self._refreshed[: width - 1])
-        missing = width - 1 - len(known)
-        if missing:
-            known += self._drafts.draw(done + len(known), missing).tolist()
-        chains = [Chain(known, DRAFT)]
-        if c.candidates:
+        chains: list[Chain] = []
+        for i, draft in enumerate(self._drafts):
+            del draft[width - 1 :]
+            missing = width - 1 - len(draft)
+            if missing:
+                draft += self._guesses.draw(done + len(draft), missing, stream=i).tolist()
+            _add(chains, Chain(draft[: self._end_of(draft, main=i == 0)], DRAFT, draft=i))
+        if c.chains > len(chains):
             for chain in self._candidates(width - 1):
-                if all(list(chain.tokens) != list(other.tokens[: len(chain.tokens)]) for other in chains):
-                    chains.append(chain)
-                    if len(chains) > c.candidates:
-                        break
-        return chains
+                _add(chains, chain)
+                if len(chains) == c.chains:
+                    break
+        return self._pace.cut(chains) if self._pace else chains
+
+    def _end_of(self, draft: Sequence[int], *, main: bool) -> int:
+        """Tokens of it to feed. What follows an EOS can never be committed with it; but a main draft's end must first be confirmed, since
+        behind a wrong one its tokens go on being refreshed."""
+        if self.config.plain:
+            return len(draft)
+        end = next((i for i, token in enumerate(draft) if token in self.rules.eos_ids), None)
+        before = self._foreseen_end
+        if main:
+            self._foreseen_end = None if end is None else len(self.answer) + end
+            if end is None or before is None or abs(before - self._foreseen_end) > SAME_END:
+                return len(draft)
+        return len(draft) if end is None else end
 
     def _candidates(self, length: int) -> Iterator[Chain]:
         if length < 1:
@@ -109,25 +131,33 @@ class Text:
             at += len(chain.tokens)
         return predictions
 
-    def receive(self, chains: Sequence[Chain], predictions: Sequence[Sequence[int]]) -> Verdict | None:
-        """predictions[i]: what the model says after the last committed token and after each token of chains[i].
+    def receive(self, chains: Sequence[Chain], predictions: Sequence[Sequence[int]], consensus: Sequence[int] | None = None) -> Verdict | None:
+        """predictions[i]: what the model says after the last committed token and after each token of chains[i]; consensus: what it says
+        there by all the drafts together, as long as the longest of them.
 
         Commits the longest verified chain and the prediction after it. None once the text has ended (stats.stop_reason).
         """
         lengths = [accepted_length(chain.tokens, p) for chain, p in zip(chains, predictions, strict=True)]
+        if self._pace:
+            self._pace.observe(chains, lengths)
         winner = max(range(len(chains)), key=lambda i: (lengths[i], -i))
         accepted, predicted = lengths[winner], predictions[winner]
         commit = predicted[: accepted + 1]
-        done = len(self.answer)
         ends = next((i for i in range(len(commit)) if self._ends_at(commit, i)), None)
         if ends is not None:
             commit = commit[: ends + 1]
+        done = len(self.answer)
         self.answer += commit
-        self.stats.count(len(commit), chains[winner].source)
+        self.stats.count(len(commit), chains[winner].source, fed=len(self.uncached) + sum(len(chain.tokens) for chain in chains))
         if ends is not None or len(self.answer) == self.config.max_new_tokens:
             self.stats.stop_reason = "length" if ends is None else "eos" if commit[-1] in self.rules.eos_ids else "criteria"
             return None
-        self._remember(chains[0].tokens, predictions[0], predicted, commit, done)
+        self._look_ahead(chains[0].tokens, predictions[0], commit, done)
+        self._refresh(chains, predictions, consensus or predictions[0], winner, len(commit))
+        if self._ngrams is not None:
+            self._ngrams.extend(commit)
+        self._guesses.append(torch.tensor(commit))
+        self.uncached = commit[-1:]
         return Verdict(winner, accepted)
 
     def _ends_at(self, commit: Sequence[int], i: int) -> bool:
@@ -135,16 +165,28 @@ class Text:
             return True
         return self._stops is not None and self._stops([*self.prompt, *self.answer, *commit[: i + 1]])
 
-    def _remember(self, draft: Sequence[int], refreshed: Sequence[int], predicted: Sequence[int], commit: Sequence[int], done: int) -> None:
+    def _look_ahead(self, draft: Sequence[int], refreshed: Sequence[int], commit: Sequence[int], done: int) -> None:
+        """Tell the horizon how much of the newest block is right, and the pool what was rejected."""
         committed = len(commit)
-        # behind the winner's end the refreshed draft goes on: tokens that are right at their place stay right
-        self._refreshed = [*predicted[committed:], *refreshed[max(committed, len(predicted)) :]]
         start = self._horizon.newest - done  # index in the draft; below 0 where the newest block is partly committed
         newest = committed - start if committed > start else accepted_length(draft[start:], refreshed[start:]) if start >= 0 else 0
         self._horizon.observe(len(self.answer), newest)
         if self._pool is not None:
             self._pool.add(refreshed[committed - 1 :])
-        if self._ngrams is not None:
-            self._ngrams.extend(commit)
-        self._drafts.append(torch.tensor(commit))
-        self.uncached = commit[-1:]
+
+    def _refresh(self, chains: Sequence[Chain], predictions: Sequence[Sequence[int]], main: Sequence[int], winner: int, committed: int) -> None:
+        """The drafts' next states, one token per answer index from the first uncommitted on; tokens that were not fed stay as they were."""
+        refreshed = {chain.draft: p for chain, p in zip(chains, predictions, strict=True) if chain.draft is not None}
+        refreshed[0] = main
+        if chains[winner].draft is None:  # behind a candidate's end the refreshed draft goes on: tokens right at their place stay right
+            refreshed[0] = [*predictions[winner], *main[len(predictions[winner]) :]]
+        for i, draft in enumerate(self._drafts):
+            new = refreshed.get(i, ())
+            self._drafts[i] = [*new[committed:], *draft[max(committed, len(new)) :]]
+
+
+def _add(chains: list[Chain], chain: Chain) -> None:
+    """Unless another one begins with it."""
+    tokens = list(chain.tokens)
+    if all(tokens != list(other.tokens[: len(tokens)]) for other in chains):
+        chains.append(chain)

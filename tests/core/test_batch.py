@@ -23,17 +23,21 @@ MODELS = {family: tiny_model(family, seed=1) for family in FAMILIES}
     n=st.sampled_from([1, 2, 3, 8, 17]),
     cap=st.integers(1, 40),
     max_blocks=st.sampled_from([1, 2, 3]),
+    drafts=st.sampled_from([1, 1, 3]),
     ngram=st.booleans(),
     temperature=st.sampled_from([0.0, 0.0, 0.7]),
     seed=st.integers(0, 1000),
 )
-def test_each_row_is_its_run_alone(family, rows, method, n, cap, max_blocks, ngram, temperature, seed):
+def test_each_row_is_its_run_alone(family, rows, method, n, cap, max_blocks, drafts, ngram, temperature, seed):
     model = MODELS[family]
     rules = tiny_rules(model, eos_ids=(10, 20, 30))
     prompts = random_prompts(rows, seed=seed)
     if method is Method.ar:
         n, ngram = 1, False
-    config = DecodingConfig(method=method, block_size=n, max_new_tokens=cap, seed=seed, max_blocks=max_blocks, ngram=ngram, temperature=temperature)
+    if method in (Method.ar, Method.jacobi):
+        drafts = 1
+    knobs = dict(max_blocks=max_blocks, drafts=drafts, ngram=ngram, temperature=temperature)
+    config = DecodingConfig(method=method, block_size=n, max_new_tokens=cap, seed=seed, **knobs)
     together = generate_batch(model, prompts, config, rules=rules, prompt_ids=range(5, 5 + rows))
     for key, (prompt, row) in enumerate(zip(prompts, together, strict=True), start=5):
         alone = generate(model, torch.tensor(prompt), config, rules=rules, prompt_id=key)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +13,10 @@ from hypothesis import strategies as st
 
 from jacobi_core.decoding import text as text_module
 from jacobi_core.decoding.blocks import Horizon
-from jacobi_core.decoding.cache import side_by_side
-from jacobi_core.decoding.candidates import NgramIndex, RejectedPool
+from jacobi_core.decoding.cache import CachedForward, side_by_side
+from jacobi_core.decoding.candidates import LONGEST, PLACES, SHORTEST, NgramIndex, RejectedPool
 from jacobi_core.decoding.config import DecodingConfig, Method
+from jacobi_core.decoding.drafts import ContextDrafts
 from jacobi_core.decoding.generate import generate
 from jacobi_core.decoding.text import NGRAM, RECYCLED, Text
 from jacobi_core.decoding.tokens import TokenRules
@@ -36,6 +41,65 @@ def test_ngram_index_prefers_long_then_late_matches():
     index.extend([10])
     assert next(index.continuations(3)) == [9, 2, 3]
     assert list(NgramIndex([4, 5]).continuations(3)) == []
+
+
+few_tokens = st.lists(st.integers(0, 3), max_size=14)
+
+
+@given(size=st.integers(0, 3), drafts=st.lists(few_tokens, max_size=6), last=st.integers(0, 3))
+def test_pool_holds_what_followed_in_its_latest_drafts(size, drafts, last):
+    pool = RejectedPool(size)
+    for draft in drafts:
+        pool.add(draft)
+    kept = [d for d in drafts if len(d) > 1][max(0, sum(len(d) > 1 for d in drafts) - size) :]
+    assert list(pool.continuations(last)) == [d[i + 1 :] for d in reversed(kept) for i in [i for i in range(len(d) - 1) if d[i] == last][:PLACES]]
+
+
+@given(start=few_tokens, more=few_tokens, length=st.integers(1, 5))
+def test_ngram_index_finds_what_a_scan_of_the_text_finds(start, more, length):
+    index, text = NgramIndex(start), start + more
+    index.extend(more)
+    expected = []
+    for n in range(LONGEST, SHORTEST - 1, -1):
+        places = [end for end in range(n, len(text)) if text[end - n : end] == text[-n:]]
+        expected += [text[end : end + length] for end in reversed(places[-PLACES:])]
+    assert list(index.continuations(length)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=14),
+    order=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    method=st.sampled_from([Method.running_window, Method.recycling, Method.multi_block, Method.mr]),
+    n=st.sampled_from([1, 2, 3, 8, 17]),
+    knobs=st.fixed_dictionaries({"verification_size": st.integers(1, 6), "pool_size": st.sampled_from([0, 1, 4]), "ngram": st.booleans()}),
+    cap=st.integers(1, 40),
+)
+def test_proposals_are_distinct_bounded_and_harmless(prompt, order, seed, method, n, knobs, cap):
+    """A whole text, without a model: the next token is a fixed function of the last `order` ones, over 4 tokens, so pools repeat (L5)."""
+
+    def next_token(text):
+        return random.Random(f"{seed}{text[-order:]}").randrange(4)
+
+    config = DecodingConfig(method=method, block_size=n, max_new_tokens=cap, **knobs)
+    text = Text(torch.tensor(prompt), config, TokenRules(frozenset(), 4, frozenset()), prompt_id=seed)
+    verdict = True
+    while verdict:
+        chains = text.propose()
+        tokens = [tuple(chain.tokens) for chain in chains]
+        assert len(set(tokens)) == len(tokens) <= (config.verification_size if config.recycles or config.ngram else 1)
+        assert all(1 <= len(t) <= len(tokens[0]) for t in tokens[1:])
+        assert len(text.answer) + len(tokens[0]) + 1 <= cap
+        positions, prefixes = text.places(chains, with_prefixes=True)
+        assert [len(p) - len(prompt) for p in prefixes] == positions
+        done = len(text.answer)
+        verdict = text.receive(chains, text.read(chains, [next_token(p) for p in prefixes]))
+        assert verdict is None or len(text.answer) - done == verdict.accepted + 1
+    expected = list(prompt)
+    for _ in range(cap):
+        expected.append(next_token(expected))
+    assert text.answer == expected[len(prompt) :]
 
 
 def test_horizon_by_hand():
@@ -116,6 +180,60 @@ def test_oracle_and_adversarial_candidates_change_only_the_number_of_forwards(mo
         assert helped.stats.accepted_from[RECYCLED] > 20
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("method", "max_blocks"), [("jacobi", 1), ("running_window", 1), ("recycling", 1), *itertools.product(("multi_block", "mr"), (1, 2, 3))]
+)
+def test_what_the_main_draft_says_changes_only_the_number_of_forwards(monkeypatch, method, max_blocks, temperature):
+    """Random, always wrong, always right: right drafts need ceil(tokens / n) forwards, hopeless ones a forward per token (users' report L3)."""
+    propose, shuffled = Text.propose, random.Random(1)
+    for key, (prompt, n, eos) in enumerate(itertools.product(random_prompts(1, seed=5), (1, 3, 8), ((), (10, 20)))):
+        rules = TokenRules(eos_ids=frozenset(eos), vocabulary_size=VOCABULARY, special_ids=frozenset())
+        shared = dict(max_new_tokens=29, temperature=temperature)
+        ar = DecodingConfig(method=Method.ar, block_size=1, **shared)
+        answer = generate(MODEL, torch.tensor(prompt), ar, rules=rules, prompt_id=key).new_tokens.tolist()
+
+        def right(i, answer=answer):
+            return answer[i] if i < len(answer) else 0
+
+        def hopeless(self, right=right):
+            width = len(propose(self)[0].tokens)
+            return [text_module.Chain([(right(len(self.answer) + i) + 1) % VOCABULARY for i in range(width)], text_module.DRAFT, draft=0)]
+
+        config = DecodingConfig(method=method, block_size=n, max_blocks=max_blocks, spawn_ratio=0.3, **shared)
+        sources = {
+            "random": lambda i: shuffled.randrange(VOCABULARY),
+            "wrong": lambda i, right=right: (right(i) + 1) % VOCABULARY,
+            "right": right,
+            "hopeless": lambda i: 0,
+        }
+        for name, token in sources.items():
+            draw = lambda self, start, count, stream, token=token: torch.tensor([token(start + i) for i in range(count)], dtype=torch.long)  # noqa: E731
+            monkeypatch.setattr(ContextDrafts, "draw", draw)
+            monkeypatch.setattr(Text, "propose", hopeless if name == "hopeless" else propose)
+            found = generate(MODEL, torch.tensor(prompt), config, rules=rules, prompt_id=key)
+            fewest, most = math.ceil(len(answer) / n), len(answer)
+            assert found.new_tokens.tolist() == answer
+            assert fewest <= found.stats.forwards <= most
+            assert name != "right" or found.stats.forwards == fewest
+            assert name != "hopeless" or found.stats.forwards == most
+
+
+@pytest.mark.parametrize(("method", "committed"), [(Method.jacobi, [1, 4] * 4), (Method.running_window, [1, 5, 1, 5, 1, 5, 1, 1])])
+def test_refreshed_predictions_are_the_next_draft(monkeypatch, method, committed):
+    """Where every next token depends on its place alone, one forward over wrong guesses (block 5) makes the whole next draft right."""
+    answer = [i * 7 % 11 for i in range(20)]
+    monkeypatch.setattr(ContextDrafts, "draw", lambda self, start, count, stream: torch.full((count,), 11))
+    text = Text(torch.tensor([1]), DecodingConfig(method=method, block_size=5, max_new_tokens=20), NO_EOS, prompt_id=0)
+    verdict = True
+    while verdict:
+        chains = text.propose()
+        positions, _ = text.places(chains, with_prefixes=False)
+        verdict = text.receive(chains, text.read(chains, [answer[p] for p in positions]))
+    assert text.answer == answer
+    assert text.stats.committed_per_forward == committed
+
+
 @pytest.mark.parametrize("offset", range(1, 8))
 def test_eos_inside_a_candidate_ends_the_text_there(monkeypatch, offset):
     prompt = torch.tensor(random_prompts(1, seed=6)[0])
@@ -142,7 +260,6 @@ def test_copying_helps_an_untrained_model_on_a_repetitive_text():
 @given(seed=st.integers(0, 500), n=st.sampled_from([2, 8, 17]), method=st.sampled_from([Method.recycling, Method.mr]))
 def test_the_cache_holds_exactly_the_committed_text(seed, n, method):
     """After moves and rollbacks, what the cache gives for the next token is what a fresh forward over the whole text gives."""
-    from jacobi_core.decoding.cache import CachedForward
 
     prompt = random_prompts(1, seed=seed)[0]
     with torch.inference_mode():
@@ -163,3 +280,30 @@ def test_the_cache_holds_exactly_the_committed_text(seed, n, method):
             forward.rollback(len(whole) - 1)
             fresh = MODEL(input_ids=torch.tensor([whole]), use_cache=False).logits[0, -1]
             torch.testing.assert_close(cached, fresh)
+
+
+def test_candidates_never_copy_the_cache(monkeypatch):
+    """Most bytes the cache ever holds: those of AR's, and of the tokens of one forward beside it; nothing grows with the number of forwards."""
+    held = []
+    keep, logits_of = CachedForward.keep, CachedForward.logits_of
+
+    def bytes_of(forward):
+        return sum(tensor.numel() * tensor.element_size() for layer in forward.cache.layers for tensor in (layer.keys, layer.values))
+
+    def watched(self, requests):
+        found = logits_of(self, requests)
+        held.append(bytes_of(self))
+        return found
+
+    monkeypatch.setattr(CachedForward, "logits_of", watched)
+    monkeypatch.setattr(CachedForward, "keep", lambda self, verdicts: keep(self, verdicts) or held.append(bytes_of(self)))
+    prompt, peaks = torch.tensor([9, 8, 7, 9, 8, 7]), {}
+    for name, config in {
+        "ar": DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=90),
+        "mr": DecodingConfig(method=Method.mr, block_size=8, max_new_tokens=90, spawn_ratio=0.2, ngram=True, drafts=2),
+    }.items():
+        held.clear()
+        stats = generate(MODEL, prompt, config, rules=NO_EOS).stats
+        peaks[name] = max(held)
+    token = peaks["ar"] // (len(prompt) + 90 - 1)
+    assert peaks["mr"] <= peaks["ar"] + token * max(stats.fed_per_forward)

@@ -25,7 +25,7 @@ def test_every_method_is_certified_in_fp64():
     certificate = certify(model, PROMPTS, method_configs((3, 8), 24), rules=tiny_rules(model), progress=lines.append)
     assert certificate.dtype == "float64"
     assert (certificate.equal_share, certificate.findings) == (1.0, [])
-    names = ["jacobi", "running_window", "recycling", "multi_block", "mr", "mr+ngram"]
+    names = ["jacobi", "running_window", "recycling", "multi_block", "mr", "mr+ngram", "mr+ngram+drafts", "mr+ngram+auto"]
     assert list(certificate.runs) == ["ar/1", *(f"{name}/{size}" for size in (3, 8) for name in names)]
     assert set(certificate.runs.values()) == {len(PROMPTS)}
     assert lines[0] == "float64 ar/1: 4 of 4 equal"

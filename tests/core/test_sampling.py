@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenalty
 
 from jacobi_core.decoding.choose import Chooser, warpers
 from jacobi_core.decoding.config import DecodingConfig, Method
-from jacobi_core.decoding.generate import generate
+from jacobi_core.decoding.generate import generate, generate_batch
+from jacobi_core.decoding.tokens import TokenRules
 from tests.core.tiny import FAMILIES, random_prompts, tiny_model, tiny_rules
 
 MODELS = {family: tiny_model(family, seed=1, initializer_range=0.15) for family in FAMILIES}
@@ -63,12 +66,14 @@ SAMPLERS = [
 ]
 
 
+NOISE: dict = {}  # drawn once for all samplers: it belongs to the position, whatever it is added to
+
+
 def draws(choose: Chooser) -> list[int]:
-    counts = [0] * 6
+    counts, choose._noise = [0] * 6, NOISE
     for start in range(0, DRAWS, 5000):
-        for token in choose(LOGITS.expand(5000, 6), range(start, start + 5000)):
+        for token in choose(LOGITS.expand(5000, 6), range(start, start + 5000)).argmax(-1).tolist():
             counts[token] += 1
-        choose.forget_before(start + 5000)
     return counts
 
 
@@ -82,6 +87,92 @@ def test_samples_follow_the_distribution(sampler):
 def test_the_test_rejects_a_biased_sampler():
     biased = (LOGITS + torch.tensor([0.03, 0, 0, 0, 0, 0])).softmax(-1).tolist()
     assert p_value(draws(Chooser(LogitsProcessorList(), sample=True, seed=0, prompt_id=7)), biased) < 1e-3
+
+
+TALKER = tiny_model("qwen2", vocab_size=6, initializer_range=0.3, eos_token_id=5, bos_token_id=0, pad_token_id=None)
+TALKER_RULES = TokenRules(eos_ids=frozenset({5}), vocabulary_size=6, special_ids=frozenset({5}))
+TALKER_SAMPLERS = [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 4}, {"temperature": 1.3, "top_p": 0.9}]
+
+
+@cache
+def next_logits(text: tuple[int, ...]) -> torch.Tensor:
+    with torch.inference_mode():
+        return TALKER(input_ids=torch.tensor([[1, *text]]), use_cache=False).logits[0, -1]
+
+
+def all_texts(sampler: dict, length: int) -> dict[tuple[int, ...], float]:
+    """Probability of every text of `length` tokens, or fewer where EOS (5) ends it."""
+    processors, done, open_texts = warpers(DecodingConfig(**sampler)), {}, {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, p in open_texts.items():
+            logits = next_logits(text)[None].clone()
+            probabilities = (processors(None, logits) if processors else logits)[0].softmax(-1).tolist()
+            for token, q in enumerate(probabilities):
+                (done if token == 5 else longer)[*text, token] = p * q
+        open_texts = longer
+    return done | open_texts
+
+
+def texts_p_value(texts: list[tuple[int, ...]], probabilities: dict[tuple[int, ...], float]) -> float:
+    """Chi-square over whole texts; rare ones are pooled until at least 8 of a cell are expected."""
+    counts, cells = Counter(texts), [[0, 0.0]]
+    assert set(counts) <= {text for text, p in probabilities.items() if p > 0}
+    for text, p in sorted(probabilities.items(), key=lambda item: item[1]):
+        if cells[-1][1] * len(texts) >= 8:
+            cells.append([0, 0.0])
+        cells[-1][0] += counts[text]
+        cells[-1][1] += p
+    return p_value(*zip(*cells, strict=True))
+
+
+def chosen_texts(sampler: dict, bias: float = 0.0) -> list[tuple[int, ...]]:
+    """Texts of up to 3 tokens, 200k draws in all, token by token from the model's logits (plus a bias towards token 1)."""
+    choose = Chooser(warpers(DecodingConfig(**sampler)), sample=True, seed=0, prompt_id=7)
+    choose._noise = NOISE
+    texts, at, tilt = [], 0, bias * torch.eye(6, dtype=torch.float64)[1]
+    while at < DRAWS:
+        group = [()] * 4000
+        for _ in range(3):
+            running = [i for i, text in enumerate(group) if 5 not in text][: max(DRAWS - at, 0)]
+            if running:
+                logits = torch.stack([next_logits(group[i]) for i in running]) + tilt
+                for i, token in zip(running, choose(logits, range(at, at + len(running))).argmax(-1).tolist(), strict=True):
+                    group[i] = (*group[i], token)
+            at += len(running)
+        if at < DRAWS:
+            texts += group
+    return texts
+
+
+@pytest.mark.parametrize("sampler", TALKER_SAMPLERS, ids=str)
+def test_texts_with_eos_follow_the_distribution(sampler):
+    assert texts_p_value(chosen_texts(sampler), all_texts(sampler, 3)) > 1e-3
+
+
+def test_texts_of_a_biased_sampler_are_rejected():
+    assert texts_p_value(chosen_texts({"temperature": 1.0}, bias=0.04), all_texts({"temperature": 1.0}, 3)) < 1e-3
+
+
+def generated_texts(sampler: dict, method: str, count: int = 2000) -> list[tuple[int, ...]]:
+    """End to end: every text has its own prompt id, and so its own noise."""
+    config = DecodingConfig(method=method, block_size=3, max_new_tokens=3, seed=1, ngram=True, **sampler)
+    return [tuple(g.new_tokens.tolist()) for g in generate_batch(TALKER, [[1]] * count, config, rules=TALKER_RULES)]
+
+
+@pytest.mark.parametrize(("sampler", "method"), list(zip(TALKER_SAMPLERS, ("mr", "jacobi", "running_window"), strict=True)), ids=str)
+def test_generated_texts_follow_the_distribution(sampler, method):
+    assert texts_p_value(generated_texts(sampler, method), all_texts(sampler, 3)) > 1e-3
+
+
+def test_generated_texts_of_a_biased_sampler_are_rejected(monkeypatch):
+    call = Chooser.__call__
+
+    def biased(self, logits, positions, prefixes=None):
+        return call(self, logits + 0.5 * torch.eye(6, dtype=logits.dtype)[1], positions, prefixes)
+
+    monkeypatch.setattr(Chooser, "__call__", biased)
+    assert texts_p_value(generated_texts({"temperature": 1.0}, "mr"), all_texts({"temperature": 1.0}, 3)) < 1e-3
 
 
 def test_a_processor_that_keeps_state_is_refused_by_name():

@@ -1,4 +1,4 @@
-"""The core on a CUDA device: what the CPU tests prove, once more where the kernels are others. Needs no Ray."""
+"""The core on a CUDA device: what the CPU tests prove, once more where the kernels are others. Needs no Ray. Never run so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_parallel_equals_ar_in_fp64(family):
     for number, prompt in enumerate(random_prompts(20, seed=3)):
         ids = torch.tensor(prompt)
         ar = generate(model, ids, DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=40), rules=rules)
-        for method in (Method.jacobi, Method.running_window):
+        for method in Method:
+            if method is Method.ar:
+                continue
             config = DecodingConfig(method=method, block_size=8, max_new_tokens=40)
             assert torch.equal(generate(model, ids, config, rules=rules, prompt_id=number).new_tokens, ar.new_tokens)
 
@@ -37,7 +39,7 @@ def test_bf16_differences_are_ties():
         ar = generate(model, ids, DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=40), rules=rules).new_tokens
         parallel = generate(model, ids, DecodingConfig(block_size=8, max_new_tokens=40), rules=rules).new_tokens
         difference = compare_with_ar(model, ids, ar, parallel)
-        assert difference is None or difference.margin < 0.25  # a few bf16 steps at these logits
+        assert difference is None or difference.kind == "tie"
 
 
 def test_trajectories_and_losses_equal_the_cpu():

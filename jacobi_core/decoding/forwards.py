@@ -1,0 +1,58 @@
+"""Which forward decodes one text of a model: chosen by its device and by what its attention takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from jacobi_core.decoding.batch_axis import BatchAxisForward, takes_masks
+from jacobi_core.decoding.cache import CachedForward, Request
+from jacobi_core.decoding.config import DecodingConfig
+from jacobi_core.decoding.latency import CONTEXT, REPEATS, measure_latency, powers_of_two
+from jacobi_core.decoding.pace import Pace
+from jacobi_core.decoding.static_forward import StaticForward, widths_for
+
+
+class Forward(Protocol):
+    """What the loop needs: see CachedForward."""
+
+    def logits_of(self, requests: Sequence[Request]) -> list[torch.Tensor]: ...
+
+    def keep(self, verdicts: Sequence[tuple[int, int] | None]) -> None: ...
+
+
+def forward_for(model: PreTrainedModel, config: DecodingConfig, capacity: int) -> Forward:
+    """capacity: most tokens the text may reach, prompt included. Raises ValueError for a cache that cannot be rolled back.
+
+    No mask taken (flash-attn): candidates on the batch axis. On CUDA with dense masks: static shapes and a captured graph, whose
+    capture pays over a long text or several (a StaticForward serves texts one after the other). Else the growing cache.
+    """
+    if not takes_masks(model):
+        return BatchAxisForward(model)
+    if model.device.type == "cuda" and model.config._attn_implementation != "flex_attention":
+        return StaticForward(model, capacity=capacity, widths=widths_for(config))
+    return CachedForward(model)
+
+
+_PACES: WeakKeyDictionary[PreTrainedModel, dict[tuple, Pace]] = WeakKeyDictionary()
+
+
+def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pace | None:
+    """None without config.auto. One per model, device, dtype, attention implementation and number of rows, kept while the process lives: the
+    first measures the latency curve, and a text goes on with what earlier ones have taught."""
+    if not config.auto:
+        return None
+    widths = powers_of_two(config.block_size * config.chains * rows)
+    key = (len(widths), rows, model.device, model.dtype, model.config._attn_implementation)
+    paces = _PACES.setdefault(model, {})
+    if key not in paces:
+        capacity = CONTEXT + REPEATS * len(widths)
+        forward = forward_for(model, config, capacity)
+        if isinstance(forward, StaticForward):
+            forward = StaticForward(model, capacity=capacity, widths=widths)
+        paces[key] = Pace(measure_latency(forward, widths), rows=rows)
+    return paces[key]
