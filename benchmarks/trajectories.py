@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.decode import random_llama
+from benchmarks.contestants import random_llama
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.drafts import ContextDrafts
 from jacobi_core.decoding.tokens import TokenRules
@@ -178,7 +178,7 @@ def shape(folder: Path) -> tuple[int, ...] | None:
 
 def main(arguments: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(0)
-    llama = random_llama()
+    llama = random_llama(1).model
     few = [torch.randint(0, 8192, (int(length),), generator=generator).tolist() for length in torch.randint(24, 72, (192,), generator=generator)]
     print("llama-35M", file=sys.stderr)
     values = {"llama-35M": speed(llama, few, TokenRules.of(llama), cap=LLAMA_TOKENS)}

@@ -129,7 +129,9 @@ def check(config: PipelineConfig) -> None:
     except ValueError as error:
         raise UserError(f"trajectories.{error}") from error
     if one_schedule and Baseline.cllm in config.baselines:
-        raise UserError("trajectories.collect=schedule keeps no states for another schedule, and baselines=[cllm] has one of its own; use collect=all")
+        raise UserError(
+            "trajectories.collect=schedule keeps no states for another schedule, and baselines=[cllm] has one of its own; use collect=all"
+        )
     split = config.evaluate.split
     if split not in SPLITS:
         raise UserError(f"evaluate.split={split}: there is no such split; choose one of {', '.join(SPLITS)}")
