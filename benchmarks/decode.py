@@ -3,7 +3,7 @@
     python -m benchmarks.decode [--results results.json] [--smollm2 FOLDER] [--released DIR --released-python PY] [--prompts 16] [--json]
 
 --results, of a finished quickstart, brings the models minicode-base and minicode-round2, --smollm2 the imported SmolLM2-135M; llama-35M is
-random and always there. --json prints a list of {"name", "model", "value"} on stdout; what each contestant did goes to stderr.
+random and there unless --no-llama. --json prints a list of {"name", "model", "value"} on stdout; what each contestant did goes to stderr.
 
 overhead              our iteration / a bare forward of the same shape, running window at block 32
 ar_vs_transformers    tokens per second of our greedy AR / of transformers' own greedy generate
@@ -164,7 +164,7 @@ def batch8_vs_batch1(subject: Subject) -> float:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    subjects = [random_llama(arguments.prompts)]
+    subjects = [] if arguments.no_llama else [random_llama(arguments.prompts)]
     if arguments.results:
         subjects += minicode(arguments.results, arguments.prompts)
     if arguments.smollm2:
@@ -183,12 +183,15 @@ def main(arguments: argparse.Namespace) -> None:
             values["ceiling_share"] = ceiling_share(subject)
             if arguments.released:
                 values |= vs_released(subject, arguments.released, arguments.released_python)
-        rows += [{"name": name, "model": subject.label, "value": round(value, 3)} for name, value in values.items()]
+        found = [{"name": name, "model": subject.label, "value": round(value, 3)} for name, value in values.items()]
+        print("\n".join(map(json.dumps, found)), file=sys.stderr, flush=True)
+        rows += found
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{r['model']:<16} {r['name']:<22} {r['value']:.3f}" for r in rows))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-llama", action="store_true", help="leave out llama-35M")
     parser.add_argument("--results")
     parser.add_argument("--smollm2")
     parser.add_argument("--released")

@@ -19,10 +19,12 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class LatencyCurve:
-    """seconds[i]: a forward that feeds tokens[i] (ascending, from 1), its logits on the host; never falling."""
+    """seconds[i]: a forward that feeds tokens[i] (ascending, from 1), its logits on the host; never falling. beside: seconds that feeding them
+    in several chains adds, for the mask and what goes with it."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
+    beside: float = 0.0
 
     def at(self, tokens: int) -> float:
         """Seconds; a straight line between two measured points, and on from the last two."""
@@ -38,16 +40,21 @@ def measure_latency(forward: Forward, widths: Sequence[int]) -> LatencyCurve:
     """Feed every width REPEATS times behind CONTEXT tokens; the quickest counts, since only a disturbance makes one slower."""
     forward.logits_of([([0] * CONTEXT, [[]])])
     forward.keep([(0, 0)])
-    seconds: list[float] = []
-    for width in widths:
-        best = float("inf")
+
+    def best(chains: list[list[int]]) -> float:
+        times = []
         for _ in range(REPEATS):
             start = time.perf_counter()
-            forward.logits_of([([0], [[0] * (width - 1)])])[0].argmax(-1).tolist()
-            best = min(best, time.perf_counter() - start)
+            forward.logits_of([([0], chains)])[0].argmax(-1).tolist()
+            times.append(time.perf_counter() - start)
             forward.keep([(0, 0)])
-        seconds.append(max(best, seconds[-1] if seconds else 0.0))
-    return LatencyCurve(tuple(widths), tuple(seconds))
+        return min(times)
+
+    seconds: list[float] = []
+    for width in widths:
+        seconds.append(max(best([[0] * (width - 1)]), seconds[-1] if seconds else 0.0))
+    beside = best([[0] * (widths[-1] - 2), [0]]) - seconds[-1] if widths[-1] > 1 else 0.0
+    return LatencyCurve(tuple(widths), tuple(seconds), max(beside, 0.0))
 
 
 def powers_of_two(most: int) -> list[int]:

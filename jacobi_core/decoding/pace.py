@@ -17,9 +17,9 @@ from jacobi_core.decoding.latency import LatencyCurve
 if TYPE_CHECKING:
     from jacobi_core.decoding.text import Chain
 
-DECAY = 0.98  # weight of what was seen one forward earlier: what failed is tried again after a while
+DECAY = 0.99  # weight of what was seen one forward earlier: what failed is tried again after a while
 FIRST, NEXT = 0.5, 0.8  # believed before anything is seen, with the weight of one try: the chances of Acceptance
-DOUBLING = 0.75  # believed before anything is seen, with the weight of PRIOR forwards: tokens that twice the width adds to a forward's
+GROWTH = 1.4  # believed before anything is seen, with the weight of PRIOR forwards: tokens per forward, at twice the width
 PRIOR = 4.0
 SPARE = 1.1  # further drafts are fed where the forward takes at most this much longer with them
 
@@ -59,12 +59,11 @@ class Widths:
         self._forwards: list[float] = []
 
     def expected(self, width: int) -> list[tuple[int, float]]:
-        """(width, tokens per forward) for 1, 2, 4, ... and `width`. Where nothing is known, a little more than at half of it."""
+        """(width, tokens per forward) for 1, 2, 4, ... and `width`. Where nothing is known, more than at half of it."""
         found = [(1, 1.0)]
         for power in range(1, width.bit_length() + (width & (width - 1) > 0)):
             seen, forwards = (self._committed[power], self._forwards[power]) if power < len(self._forwards) else (0.0, 0.0)
-            believed = found[-1][1] * (1 + DOUBLING * power) / (1 + DOUBLING * (power - 1))
-            found.append((min(2**power, width), (PRIOR * believed + seen) / (PRIOR + forwards)))
+            found.append((min(2**power, width), (PRIOR * GROWTH * found[-1][1] + seen) / (PRIOR + forwards)))
         return found
 
     def observe(self, width: int, committed: int) -> None:
@@ -95,13 +94,15 @@ class Pace:
         for chain in others:
             length = len(chain.tokens)
             if chain.draft is not None:
-                if self._seconds(fed + length) <= SPARE * self._seconds(width):
+                if self._seconds(fed + length, chains=2) <= SPARE * self._seconds(width):
                     kept.append(chain)
                     fed += length
                 continue
             failing += [1.0] * (length - len(failing))
             survivals = self._sources[chain.source].survivals(length)
-            _, length, gain = max(((expected + gain) / self._seconds(fed + n), n, gain) for n, gain in _gains(survivals, failing))
+            _, length, gain = max(
+                ((expected + gain) / self._seconds(fed + n, chains=len(kept) + (n > 0)), n, gain) for n, gain in _gains(survivals, failing)
+            )
             if length:
                 kept.append(replace(chain, tokens=chain.tokens[:length]))
                 failing[:length] = [f * (1 - s) for f, s in zip(failing, survivals[:length], strict=False)]
@@ -117,8 +118,8 @@ class Pace:
             if chain.tokens and not chain.draft:
                 self._sources[chain.source].observe(count, len(chain.tokens))
 
-    def _seconds(self, fed: int) -> float:
-        return self._latency.at(self._rows * fed)
+    def _seconds(self, fed: int, *, chains: int = 1) -> float:
+        return self._latency.at(self._rows * fed) + (self._latency.beside if chains > 1 else 0.0)
 
 
 def _gains(survivals: Sequence[float], failing: Sequence[float]) -> list[tuple[int, float]]:

@@ -24,7 +24,7 @@ def main(length: int) -> Chain:
     return Chain(range(length), DRAFT, draft=0)
 
 
-def seen(pace: Pace, chain: Chain, accepted: int, times: int = 250) -> Pace:
+def seen(pace: Pace, chain: Chain, accepted: int, times: int = 600) -> Pace:
     for _ in range(times):
         pace.observe([chain], [accepted])
     return pace
@@ -51,7 +51,7 @@ def test_width_follows_the_running_acceptance_there_and_back():
     assert 3 <= len(pace.cut([main(63)])[0].tokens) <= 15
     seen(pace, main(63), 0)
     assert len(pace.cut([main(63)])[0].tokens) == 0
-    for _ in range(80):  # nothing is tried, and what was seen fades
+    for _ in range(300):  # nothing is tried, and what was seen fades
         pace.observe([main(0)], [0])
     assert len(pace.cut([main(63)])[0].tokens) > 0
 
