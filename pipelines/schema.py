@@ -20,7 +20,7 @@ from tasks.cluster import check_workers
 from tasks.distill.config import DistillConfig
 from tasks.distill.data import check_divides
 from tasks.evaluate import EvaluateConfig
-from tasks.generate_trajectories import GenerateTrajectoriesConfig, TrajectorySettings
+from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig, TrajectorySettings
 from tasks.pack_sequences import PackSettings
 from tasks.prepare_prompts import SPLITS, PromptSettings
 from tasks.stage import ClusterConfig, UserError
@@ -124,9 +124,14 @@ def check(config: PipelineConfig) -> None:
     if not config.rounds:
         raise UserError("rounds: at least one round is needed")
     try:
-        GenerateTrajectoriesConfig(**vars(config.trajectories))
+        one_schedule = config.trajectories.collect is Collect.schedule
+        GenerateTrajectoriesConfig(**vars(config.trajectories), schedule=NoiseSchedule() if one_schedule else None)
     except ValueError as error:
         raise UserError(f"trajectories.{error}") from error
+    if one_schedule and Baseline.cllm in config.baselines:
+        raise UserError(
+            "trajectories.collect=schedule keeps no states for another schedule, and baselines=[cllm] has one of its own; use collect=all"
+        )
     split = config.evaluate.split
     if split not in SPLITS:
         raise UserError(f"evaluate.split={split}: there is no such split; choose one of {', '.join(SPLITS)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,15 +11,16 @@ from typing import Any
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleKind
 from pipelines.dag import Graph, Stage
 from pipelines.schema import Baseline, PipelineConfig, RoundConfig
+from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
 from tasks.distill.config import DistillConfig
 from tasks.export_model import ExportConfig
-from tasks.generate_trajectories import GenerateTrajectoriesConfig
+from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
 from tasks.pack_sequences import PackConfig
-from tasks.prepare_prompts import PreparePromptsConfig, Source
+from tasks.prepare_prompts.config import GENERATED, PreparePromptsConfig, Source
 from tasks.problem_sets.human_eval import packaged_file
 from tasks.report import ReportConfig
-from tasks.stage import UserError
+from tasks.row_files import data_files, hub_commit, is_hub_id
 
 
 def build_graph(config: PipelineConfig, *, identity_cache: Path) -> Graph:
@@ -30,8 +30,7 @@ def build_graph(config: PipelineConfig, *, identity_cache: Path) -> Graph:
 
 def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
     model = _model_identity(config, identity_cache)
-    prompts = PreparePromptsConfig(**_fields(config.data), tokenizer=config.model.path)
-    yield Stage("prompts", "prompts", 1, "tasks.prepare_prompts:run", prompts, external={"data": _data_identity(config), "tokenizer": model})
+    yield _prompts(config, identity_cache, model)
     base = BaseModelConfig(**{k: v for k, v in _fields(config.model).items() if k != "trust_remote_code"})
     yield Stage("base", "base", 1, "tasks.base_model.stage:run", base, inputs={"prompts": "prompts"}, external={"model": model})
     yield _evaluate(config, "base", model="base")
@@ -63,10 +62,11 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
 
 
 def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, model: str) -> Stage:
-    settings = GenerateTrajectoriesConfig(**_fields(config.trajectories), block_size=round_.block_size)
+    schedule = _schedule(config, round_) if config.trajectories.collect is Collect.schedule else None
+    settings = GenerateTrajectoriesConfig(**_fields(config.trajectories), block_size=round_.block_size, schedule=schedule)
     settings = dataclasses.replace(settings, **_given(prompts=round_.prompts))
     inputs = {"prompts": "prompts", "model": model}
-    return Stage(f"{name}/trajectories", "trajectories", 1, "tasks.generate_trajectories:run", settings, inputs=inputs, resumable=True)
+    return Stage(f"{name}/trajectories", "trajectories", 2, "tasks.generate_trajectories.stage:run", settings, inputs=inputs, resumable=True)
 
 
 def _pack(config: PipelineConfig, name: str, schedule: NoiseSchedule, *, trajectories: str) -> Stage:
@@ -114,12 +114,21 @@ def _model_identity(config: PipelineConfig, cache: Path) -> dict[str, Any]:
     return model_identity(config.model.path, cache_dir=cache)
 
 
-def _data_identity(config: PipelineConfig) -> dict[str, Any]:
+def _prompts(config: PipelineConfig, cache: Path, model: dict[str, Any]) -> Stage:
+    data, settings = _data_identity(config, cache), _fields(config.data)
+    if "commit" in data:
+        settings["revision"] = data["commit"]  # what is read is what was identified, even if the branch moves meanwhile
+    prompts = PreparePromptsConfig(**settings, tokenizer=config.model.path)
+    return Stage("prompts", "prompts", 1, "tasks.prepare_prompts:run", prompts, external={"data": data, "tokenizer": model})
+
+
+def _data_identity(config: PipelineConfig, cache: Path) -> dict[str, Any]:
     """Content of what the prompts are read from; generated problems are named by their settings."""
-    if config.data.source in (Source.human_eval, Source.file):
-        path = Path(config.data.path) if config.data.path else packaged_file()
-        try:
-            return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        except OSError as error:
-            raise UserError(f"data.path={path}: cannot be read ({error.strerror}); name a file of prompts") from error
-    return {}
+    data = config.data
+    if data.source in GENERATED or (data.path is None and data.source is not Source.human_eval):
+        return {}  # a path that is missing is the stage's own check
+    if data.path and is_hub_id(data.path):
+        return {"hub": data.path, "commit": hub_commit(data.path, data.revision)}
+    files = data_files(data.path or packaged_file(), setting="data.path")
+    hashes = hash_files(files, cache)
+    return {"sha256": hashes[0]} if len(hashes) == 1 else {"files": sorted(hashes)}

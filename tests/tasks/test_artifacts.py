@@ -13,7 +13,7 @@ import torch
 from jacobi_core.distillation.losses import loss_counts
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.distillation.packing import join_samples, pack_trajectory
-from tasks import artifacts
+from tasks import artifacts, trajectory_files
 from tasks.artifacts import Prompt, prompt_id
 from tasks.stage import UserError
 from tests.tasks.tiny_stage import hand_trajectory, plain
@@ -67,40 +67,40 @@ def test_prompt_ids_are_the_first_63_bits_of_a_sha256():
 
 
 def test_trajectories_round_trip_over_parts(tmp_path):
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 1), trajectories()[2:])
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 0), trajectories()[:2])
-    assert [plain(t) for t in artifacts.read_trajectories(tmp_path)] == [plain(t) for t in trajectories()]
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 1), trajectories()[2:])
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), trajectories()[:2])
+    assert [plain(t) for t in trajectory_files.read_trajectories(tmp_path)] == [plain(t) for t in trajectories()]
 
 
 @pytest.mark.parametrize("index", range(3))
 def test_a_single_trajectory_round_trips(tmp_path, index):
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 0), [trajectories()[index]])
-    (found,) = artifacts.read_trajectories(tmp_path)
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), [trajectories()[index]])
+    (found,) = trajectory_files.read_trajectories(tmp_path)
     assert plain(found) == plain(trajectories()[index])
     found.validate()
 
 
 def test_a_part_of_a_shard_without_a_good_row_is_empty(tmp_path):
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 0), [])
-    assert list(artifacts.read_trajectories(tmp_path)) == []
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), [])
+    assert list(trajectory_files.read_trajectories(tmp_path)) == []
 
 
 def test_an_id_in_two_parts_is_refused(tmp_path):
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 0), trajectories())
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 1), trajectories()[:1])
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), trajectories())
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 1), trajectories()[:1])
     with pytest.raises(UserError, match=r"part-000001\.parquet: prompt id 7 stands in two parts"):
-        list(artifacts.read_trajectories(tmp_path))
+        list(trajectory_files.read_trajectories(tmp_path))
 
 
 def test_unfinished_files_are_ignored(tmp_path):
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 0), trajectories())
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), trajectories())
     (tmp_path / ".part-000001.parquet.4711.tmp").write_bytes(b"half a file")
-    assert len(list(artifacts.read_trajectories(tmp_path))) == 3
+    assert len(list(trajectory_files.read_trajectories(tmp_path))) == 3
 
 
 def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
-    path = artifacts.trajectory_part(tmp_path, 0)
-    artifacts.write_trajectories(path, trajectories())
+    path = trajectory_files.trajectory_part(tmp_path, 0)
+    trajectory_files.write_trajectories(path, trajectories())
     artifacts.write_json(tmp_path / "a.json", {"old": True})
     before = path.read_bytes()
 
@@ -111,7 +111,7 @@ def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(pq, "write_table", die)
     monkeypatch.setattr(artifacts.os, "fsync", lambda _: die(None, tmp_path / "scratch"))
     with pytest.raises(OSError, match="disk full"):
-        artifacts.write_trajectories(path, trajectories()[:1])
+        trajectory_files.write_trajectories(path, trajectories()[:1])
     with pytest.raises(OSError, match="disk full"):
         artifacts.write_json(tmp_path / "a.json", {"new": True})
     assert path.read_bytes() == before
@@ -166,8 +166,8 @@ def wrong_files(path):
         metadata = {k.decode(): v.decode() for k, v in table.schema.metadata.items()} | changes
         pq.write_table(table.replace_schema_metadata(metadata), path)
 
-    yield lambda: relabel(schema_version="999"), "version 999, expected .* version 1"
-    yield lambda: relabel(artifact="something"), "holds something version 1"
+    yield lambda: relabel(schema_version="999"), "version 999, expected .* version [12]"
+    yield lambda: relabel(artifact="something"), "holds something version [12]"
     yield lambda: pq.write_table(table.replace_schema_metadata(None), path), "holds None"
     yield lambda: path.write_bytes(good[: len(good) // 2]), "not a readable Parquet file"
     yield lambda: path.write_bytes(b""), "not a readable Parquet file"
@@ -180,11 +180,11 @@ def test_a_wrong_file_is_refused_by_name(tmp_path, kind):
     path = tmp_path / f"{kind}.parquet"
     artifacts.write_prompts(tmp_path, prompts())
     artifacts.write_packed(tmp_path / "packed.parquet", packed_rows())
-    artifacts.write_trajectories(artifacts.trajectory_part(tmp_path, 0), trajectories())
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), trajectories())
     read = {
         "prompts": lambda: artifacts.read_prompts(tmp_path, "train"),
         "packed": lambda: artifacts.PackedRows(path),
-        "part-000000": lambda: list(artifacts.read_trajectories(tmp_path)),
+        "part-000000": lambda: list(trajectory_files.read_trajectories(tmp_path)),
     }[kind]
     good = path.read_bytes()
     for spoil, says in wrong_files(path):
@@ -199,9 +199,9 @@ def test_a_wrong_file_is_refused_by_name(tmp_path, kind):
 
 
 def test_one_artifact_is_not_taken_for_another(tmp_path):
-    artifacts.write_packed(artifacts.trajectory_part(tmp_path, 0), packed_rows())
-    with pytest.raises(UserError, match="holds packed version 1, expected trajectories version 1"):
-        list(artifacts.read_trajectories(tmp_path))
+    artifacts.write_packed(trajectory_files.trajectory_part(tmp_path, 0), packed_rows())
+    with pytest.raises(UserError, match="holds packed version 1, expected trajectories version 2"):
+        list(trajectory_files.read_trajectories(tmp_path))
 
 
 def test_rotten_bytes_in_the_middle_of_a_file_are_noticed(tmp_path):

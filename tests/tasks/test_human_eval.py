@@ -70,7 +70,7 @@ def test_bad_rows_are_named(tmp_path, rows, message):
 
 
 def test_unreadable_files_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"missing\.jsonl does not exist"):
+    with pytest.raises(UserError, match=r"missing\.jsonl: cannot be read"):
         human_eval.load(str(tmp_path / "missing.jsonl"))
     truncated = tmp_path / "rows.jsonl.gz"
     truncated.write_bytes(gzip.compress(json.dumps(ROW).encode())[:-9])

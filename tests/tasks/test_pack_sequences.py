@@ -8,8 +8,8 @@ import pytest
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.distillation.packing import Kind
-from tasks import artifacts
-from tasks.generate_trajectories import GenerateTrajectoriesConfig
+from tasks import artifacts, trajectory_files
+from tasks.generate_trajectories.config import GenerateTrajectoriesConfig
 from tasks.pack_sequences import PackConfig, run
 from tasks.stage import StageContext, UserError
 from tests.tasks.tiny_stage import collect_shards, hand_trajectory
@@ -21,7 +21,7 @@ N = 4
 def trajectories(tmp_path_factory, prompts_folder, base_folder):
     """Of the tiny model: answers of many lengths."""
     folder = tmp_path_factory.mktemp("stages") / "trajectories"
-    config = GenerateTrajectoriesConfig(block_size=N, max_new_tokens=18, batch_size=4)
+    config = GenerateTrajectoriesConfig(block_size=N, max_new_tokens=18, shard_size=4)
     collect_shards(config, {"prompts": prompts_folder, "model": base_folder}, folder, range(3))
     return folder
 
@@ -34,7 +34,7 @@ def by_hand(folder):
         hand_trajectory(3, [5, 6], block_size=N, unconverged=[[1, 0]]),
     ]
     folder.mkdir(exist_ok=True)
-    artifacts.write_trajectories(artifacts.trajectory_part(folder, 0), made)
+    trajectory_files.write_trajectories(trajectory_files.trajectory_part(folder, 0), made)
     return folder
 
 
@@ -70,7 +70,7 @@ def test_rows_are_filled_in_order_and_too_long_samples_counted(tmp_path, max_len
 
 @pytest.mark.parametrize("max_length", [40, 100, 512])
 def test_no_sample_is_lost_or_doubled(tmp_path, trajectories, max_length):
-    everything = [(t.prompt_ids.tolist(), t.answer_ids.tolist()) for t in artifacts.read_trajectories(trajectories)]
+    everything = [(t.prompt_ids.tolist(), t.answer_ids.tolist()) for t in trajectory_files.read_trajectories(trajectories)]
     fitting = [(p, a) for p, a in everything if len(p) + 2 * len(a) <= max_length]
     if not fitting:
         with pytest.raises(UserError, match=rf"^pack\.max_length={max_length}: all 11 samples are longer"):

@@ -16,9 +16,12 @@ from tasks import artifacts
 from tasks.artifacts import Prompt, prompt_id
 from tasks.base_model.tokenizer import train_tokenizer
 from tasks.export_model import PROVENANCE
-from tasks.generate_trajectories import GenerateTrajectoriesConfig, _ShardCollector
+from tasks.generate_trajectories.config import GenerateTrajectoriesConfig
+from tasks.generate_trajectories.stage import make_job
+from tasks.generate_trajectories.worker import ShardWorker
 from tasks.prepare_prompts import template
 from tasks.problem_sets.problem import Problem
+from tasks.stage import StageContext
 
 CONTEXT_LENGTH = 256  # of the tiny base
 WRONG = 1  # a token no hand-made answer holds
@@ -115,7 +118,7 @@ def collect_shards(config: GenerateTrajectoriesConfig, inputs: dict[str, Path], 
     output.mkdir(parents=True, exist_ok=True)
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
-        collector = _ShardCollector(config=asdict(config), inputs={k: str(v) for k, v in inputs.items()}, output=str(output), trust=False)
-        return [collector({"shard": [shard]}) for shard in shards]
+        worker = ShardWorker(make_job(config, inputs, output, StageContext())[0])
+        return [worker({"shard": [shard]}) for shard in shards]
     finally:
         torch.use_deterministic_algorithms(deterministic)

@@ -1,0 +1,33 @@
+"""Benchmark problems as prompts: minicode, generated here with its splits, and HumanEval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from tasks.prepare_prompts.config import Draft, PreparePromptsConfig, Source
+
+if TYPE_CHECKING:
+    from tasks.problem_sets.problem import Problem
+
+
+def minicode_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
+    from tasks.problem_sets import minicode
+
+    long = config.source is Source.minicode_long
+    for split, count in (("train", config.train), ("validation", config.validation), ("test", config.test)):
+        if count:
+            for problem in minicode.generate(split=split, count=count, seed=config.seed, long=long):
+                yield _draft(problem, config.source.value, split)
+
+
+def human_eval_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
+    from tasks.problem_sets import human_eval
+
+    for problem in human_eval.load(config.path):
+        yield _draft(problem, "human_eval")
+
+
+def _draft(problem: Problem, problem_set: str, split: str = "") -> Draft:
+    return Draft([{"role": "user", "content": problem.prompt}], {"problem_set": problem_set, **asdict(problem)}, split)
