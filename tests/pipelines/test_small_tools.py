@@ -187,7 +187,7 @@ def test_doctor_certifies_a_checkpoint(checkpoint, capsys, tmp_path):
     assert report["eos_ids"]["2"] == ["tokenizer", "generation_config", "config"]
     assert report["tokenizer_size"] == report["embedding_rows"]
     assert [p["dtype"] for p in report["precisions"]] == ["float64", "float32"]  # the proof first
-    assert [(p["equal_share"], p["defects"], len(p["runs"])) for p in report["precisions"]] == [(1.0, 0, 7)] * 2
+    assert [(p["equal_share"], p["defects"], len(p["runs"])) for p in report["precisions"]] == [(1.0, 0, 9)] * 2
 
 
 def test_doctor_finds_a_wrong_decoder(checkpoint, capsys, tmp_path, monkeypatch):
