@@ -21,19 +21,7 @@ BLOCK_SIZE, VOCABULARY, EOS = 16, 32_000, 2
 TEXT = "Write a function that takes a list of numbers and returns their running mean. " * 60
 
 
-@dataclass(frozen=True)
-class StubTrajectory:
-    """The fields of jacobi_core's Trajectory, as numpy arrays."""
-
-    id: int
-    prompt_ids: np.ndarray
-    answer_ids: np.ndarray
-    stop_reason: str
-    block_size: int
-    states: list[np.ndarray]
-
-
-def stub_trajectory(identity: int, prompt_ids: Sequence[int]) -> StubTrajectory:
+def stub_trajectory(identity: int, prompt_ids: Sequence[int]) -> trajectory_files.TrajectoryRow:
     """About 350 answer tokens, up to 1,024; 3 to 10 states per block, each with a longer converged prefix than the one before."""
     rng, n = np.random.default_rng(identity), BLOCK_SIZE
     length = int(np.clip(rng.lognormal(5.7, 0.6), 8, 1024))
@@ -50,12 +38,12 @@ def stub_trajectory(identity: int, prompt_ids: Sequence[int]) -> StubTrajectory:
         noise = (fixed + wrong[: len(prefixes), : len(fixed)] + i) % VOCABULARY
         noise = np.where(noise == fixed, (fixed + 1) % VOCABULARY, noise)  # so that each prefix is as long as meant
         states.append(np.where(np.arange(len(fixed)) < prefixes[:, None], fixed, noise).astype(np.int32))
-    return StubTrajectory(identity, np.asarray(prompt_ids, np.int32), answer, "eos", n, states)
+    return trajectory_files.TrajectoryRow(identity, np.asarray(prompt_ids, np.int32), answer, "eos", n, states)
 
 
 @dataclass(frozen=True)
 class StubCollected:
-    trajectories: list[StubTrajectory]
+    trajectories: list[trajectory_files.TrajectoryRow]
     disagreements: int = 0
     dropped: dict[int, str] = field(default_factory=dict)
 

@@ -87,15 +87,20 @@ class CachedForward:
             return
         chain, accepted = verdict
         start, source = self._branches[0], self._branches[chain]
-        if accepted and source != start:  # the accepted tokens move up behind the committed ones: the only rows ever copied
-            for layer in self.cache.layers:
-                for tensor in (layer.keys, layer.values):
-                    tensor[:, :, start : start + accepted] = tensor[:, :, source : source + accepted].clone()
+        move_columns(self.cache, source, start, accepted)
         self.rollback(start + accepted)
 
     def select_rows(self, rows: torch.Tensor) -> None:
         """Keep only these batch rows, long [b], in this order."""
         self.cache.batch_select_indices(rows)
+
+
+def move_columns(cache: Cache, source: int, start: int, count: int) -> None:
+    """Accepted tokens move up behind the committed ones: all that is ever copied."""
+    if count and source != start:
+        for layer in cache.layers:
+            for tensor in (layer.keys, layer.values):
+                tensor[:, :, start : start + count] = tensor[:, :, source : source + count].clone()
 
 
 def refuse_unsuitable(model: PreTrainedModel, cache: Cache, plain_layer: type) -> None:

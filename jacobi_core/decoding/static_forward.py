@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from jacobi_core.decoding.cache import Request, model_mask, refuse_unsuitable
+from jacobi_core.decoding.cache import Request, model_mask, move_columns, refuse_unsuitable
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.latency import powers_of_two
 
@@ -101,10 +101,7 @@ class StaticForward:
             return
         chain, accepted = verdict
         start, source = self._branches[0], self._branches[chain]
-        if accepted and source != start:  # the accepted tokens move up behind the committed one: the only rows ever copied
-            for layer in self.cache.layers:
-                for tensor in (layer.keys, layer.values):
-                    tensor[:, :, start : start + accepted] = tensor[:, :, source : source + accepted].clone()
+        move_columns(self.cache, source, start, accepted)
         self.length = start + accepted
 
     def restart(self) -> None:

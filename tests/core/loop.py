@@ -1,15 +1,38 @@
-"""The decoding loop with a forward of the test's choice."""
+"""The decoding loop with a forward of the test's choice, and drawn settings to compare two forwards under."""
 
 from __future__ import annotations
 
 import torch
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from jacobi_core.decoding.config import DecodingConfig
+from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.forwards import Forward
 from jacobi_core.decoding.generate import _decode, _Row
 from jacobi_core.decoding.stats import Generation
-from tests.core.tiny import tiny_rules
+from tests.core.tiny import FAMILIES, random_prompts, tiny_rules
+
+COPYING = [5, 6, 7, 8, 9, 5, 6, 7, 8, 10, 5, 6]  # n-gram candidates in the first forward
+
+
+@st.composite
+def decodings(draw: st.DrawFn) -> tuple[str, list[int], DecodingConfig]:
+    """A family of tiny models, a prompt and a config of any method."""
+    method = draw(st.sampled_from(list(Method)))
+    seed = draw(st.integers(0, 1000))
+    prompt = COPYING if draw(st.booleans()) else random_prompts(1, seed=seed)[0]
+    config = DecodingConfig(
+        method=method,
+        block_size=1 if method is Method.ar else draw(st.sampled_from([1, 2, 3, 8, 17])),
+        max_new_tokens=draw(st.integers(1, 40)),
+        seed=seed,
+        max_blocks=draw(st.sampled_from([1, 2, 3])),
+        spawn_ratio=draw(st.sampled_from([0.2, 0.85])),
+        verification_size=draw(st.integers(2, 5)),
+        ngram=method is not Method.ar and draw(st.booleans()),
+        drafts=1 if method in (Method.ar, Method.jacobi) else draw(st.sampled_from([1, 2])),
+    )
+    return draw(st.sampled_from(list(FAMILIES))), prompt, config
 
 
 def decode(model: PreTrainedModel, forward: Forward, prompt: list[int], config: DecodingConfig, *, eos_ids: tuple[int, ...] = (10, 20)) -> Generation:

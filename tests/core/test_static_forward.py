@@ -8,17 +8,15 @@ import logging
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jacobi_core.decoding import static_forward
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.static_forward import StaticForward, widths_for
-from tests.core.loop import decode
-from tests.core.tiny import FAMILIES, random_prompts, tiny_model
+from tests.core.loop import COPYING, decode, decodings
+from tests.core.tiny import FAMILIES, tiny_model
 
 MODELS = {family: tiny_model(family, seed=1) for family in FAMILIES}
-COPYING = [5, 6, 7, 8, 9, 5, 6, 7, 8, 10, 5, 6]  # n-gram candidates in the first forward
 EVERYTHING = DecodingConfig(method=Method.mr, block_size=8, max_new_tokens=60, ngram=True, spawn_ratio=0.2)
 
 
@@ -27,26 +25,12 @@ def static(model, config, prompt_tokens):
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    family=st.sampled_from(list(MODELS)),
-    method=st.sampled_from(list(Method)),
-    n=st.sampled_from([1, 2, 3, 8, 17]),
-    cap=st.integers(1, 40),
-    max_blocks=st.sampled_from([1, 2, 3]),
-    spawn_ratio=st.sampled_from([0.2, 0.85]),
-    verification_size=st.integers(1, 5),
-    ngram=st.booleans(),
-    copying=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-def test_same_text_as_the_growing_cache(family, method, n, cap, ngram, copying, seed, **knobs):
+@given(drawn=decodings())
+def test_same_text_as_the_growing_cache(drawn):
+    family, prompt, config = drawn
     model = MODELS[family]
-    prompt = COPYING if copying else random_prompts(1, seed=seed)[0]
-    if method is Method.ar:
-        n, ngram = 1, False
-    config = DecodingConfig(method=method, block_size=n, max_new_tokens=cap, seed=seed, ngram=ngram, **knobs)
-    expected = decode(model, CachedForward(model), prompt, config, eos_ids=(10, 20))
-    found = decode(model, static(model, config, len(prompt)), prompt, config, eos_ids=(10, 20))
+    expected = decode(model, CachedForward(model), prompt, config)
+    found = decode(model, static(model, config, len(prompt)), prompt, config)
     assert found.new_tokens.tolist() == expected.new_tokens.tolist()
     assert found.stats == expected.stats
 
