@@ -47,7 +47,8 @@ def start_ray(cluster: ClusterConfig) -> None:
 
     if not ray.is_initialized():
         local: dict[str, Any] = {} if cluster.address else {"num_cpus": cluster.num_cpus, "include_dashboard": False}
-        ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=True, runtime_env={"env_vars": worker_env(cluster)}, **local)
+        address = cluster.address or "local"  # without one Ray would join whatever cluster was started on this machine last
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True, runtime_env={"env_vars": worker_env(cluster)}, **local)
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         data = ray.data.DataContext.get_current()
         data.enable_progress_bars = False  # stages print one line of their own

@@ -61,5 +61,18 @@ def test_a_running_cluster_is_asked_what_it_has(monkeypatch, settings, resources
             start_ray(ClusterConfig(**settings))
 
 
+@pytest.mark.parametrize(("address", "joined"), [(None, "local"), ("auto", "auto")])
+def test_without_an_address_no_cluster_of_somebody_elses_is_joined(monkeypatch, address, joined):
+    """Ray's own default is the last cluster started on the machine."""
+    asked = []
+    data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **settings: asked.append(settings), data=data, cluster_resources=lambda: {"CPU": 64.0}
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    start_ray(ClusterConfig(address=address))
+    assert [settings["address"] for settings in asked] == [joined]
+
+
 def test_every_worker_gets_its_threads():
     assert worker_env(ClusterConfig(threads_per_worker=3))["OMP_NUM_THREADS"] == "3"
