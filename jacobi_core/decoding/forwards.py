@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from jacobi_core.decoding.batch_axis import BatchAxisForward, takes_masks
 from jacobi_core.decoding.cache import CachedForward, Request
 from jacobi_core.decoding.config import DecodingConfig
-from jacobi_core.decoding.latency import CONTEXT, REPEATS, measure_latency, powers_of_two
+from jacobi_core.decoding.latency import measure_latency, powers_of_two, tokens_held
 from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.static_forward import StaticForward, widths_for
 
@@ -50,9 +50,8 @@ def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pa
     key = (len(widths), rows, model.device, model.dtype, model.config._attn_implementation)
     paces = _PACES.setdefault(model, {})
     if key not in paces:
-        capacity = CONTEXT + REPEATS * len(widths)
-        forward = forward_for(model, config, capacity)
+        forward = forward_for(model, config, tokens_held(widths))
         if isinstance(forward, StaticForward):
-            forward = StaticForward(model, capacity=capacity, widths=widths)
+            forward = StaticForward(model, capacity=tokens_held(widths), widths=widths)
         paces[key] = Pace(measure_latency(forward, widths), rows=rows)
     return paces[key]

@@ -35,6 +35,11 @@ class LatencyCurve:
         return self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])
 
 
+def tokens_held(widths: Sequence[int]) -> int:
+    """Tokens that a cache holds at the end of `measure_latency`: every forward leaves one behind, those of `beside` too."""
+    return CONTEXT + REPEATS * (len(widths) + 1)
+
+
 @torch.inference_mode()
 def measure_latency(forward: Forward, widths: Sequence[int]) -> LatencyCurve:
     """Feed every width REPEATS times behind CONTEXT tokens; the quickest counts, since only a disturbance makes one slower."""

@@ -11,8 +11,9 @@ from jacobi_core.decoding import forwards
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.generate import generate, generate_batch
-from jacobi_core.decoding.latency import LatencyCurve, measure_latency
+from jacobi_core.decoding.latency import LatencyCurve, measure_latency, tokens_held
 from jacobi_core.decoding.pace import Pace
+from jacobi_core.decoding.static_forward import StaticForward
 from jacobi_core.decoding.text import DRAFT, NGRAM, RECYCLED, Chain
 from tests.core.tiny import random_prompts, tiny_model, tiny_rules
 
@@ -87,8 +88,12 @@ def test_the_curve_is_measured_once_per_model(monkeypatch):
     assert forwards.pace_of(model, replace(config, auto=False)) is None
 
 
-def test_a_measured_curve_never_falls():
-    curve = measure_latency(CachedForward(tiny_model(seed=7)), [1, 2, 4, 8])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_measured_curve_never_falls(static):
+    model, widths = tiny_model(seed=7), [1, 2, 4, 8]
+    forward = StaticForward(model, capacity=tokens_held(widths), widths=widths) if static else CachedForward(model)
+    curve = measure_latency(forward, widths)
+    assert forward.length == tokens_held(widths)
     assert curve.tokens == (1, 2, 4, 8)
     assert list(curve.seconds) == sorted(curve.seconds)
     assert curve.seconds[0] > 0
