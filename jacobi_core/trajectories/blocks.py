@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from jacobi_core.decoding.buffered_forward import BufferedForward
 from jacobi_core.decoding.cache import model_mask
 from jacobi_core.decoding.drafts import first_guess
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.trajectories.record import converged_prefix
-from jacobi_core.trajectories.slots import BufferedForward
 
 # tokens: a forward that is busy enough, and padding that costs more than one more forward
 FULL_FORWARD, SPLIT_SAVES = 256, 64

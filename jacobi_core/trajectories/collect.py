@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from jacobi_core.decoding.greedy_batch import GreedyAnswer
+from jacobi_core.decoding.greedy_batch import GreedyAnswer, greedy_batch
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, nearest_state, target_count, target_ratios
 from jacobi_core.trajectories.blocks import BlockIteration, CleanTexts
 from jacobi_core.trajectories.disagreement import OnDisagreement
 from jacobi_core.trajectories.quality import QualityRules, drop_reason
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
-from jacobi_core.trajectories.slots import greedy_answers
 
 # answer tokens that iterate together: enough to keep forwards busy to the end, few enough that caches and logits stay small
 CPU_TOKENS, GPU_TOKENS = 2048, 16384
@@ -58,7 +57,7 @@ def collect(
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     texts = [torch.as_tensor(p) for p in prompts]
-    answers = greedy_answers(model, prompts, slots=batch_size, max_new_tokens=max_new_tokens, rules=rules)
+    answers = greedy_batch(model, prompts, slots=batch_size, max_new_tokens=max_new_tokens, rules=rules)
     judged = [_judge(quality, answer, rules) for answer in answers]
     dropped = {prompt_ids[r]: reason for r, reason in enumerate(judged) if reason}
     found: dict[int, Trajectory] = {}

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jacobi_core.decoding.drafts import ContextDrafts
-from jacobi_core.decoding.greedy_batch import GreedyAnswer
+from jacobi_core.decoding.greedy_batch import GreedyAnswer, greedy_batch
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, nearest_state, target_count, target_ratios
 from jacobi_core.trajectories import collect as collect_module
 from jacobi_core.trajectories.collect import collect
 from jacobi_core.trajectories.disagreement import OnDisagreement
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
-from jacobi_core.trajectories.slots import greedy_answers
 from tests.core.tiny import random_prompts, tiny_model, tiny_rules
 
 MODELS = {family: tiny_model(family, seed=1) for family in ("qwen2", "llama")}
@@ -91,7 +90,7 @@ def test_refilled_slots_equal_each_prompt_alone(family, rows, slots, cap, seed, 
     model = MODELS[family]
     rules = tiny_rules(model, eos_ids=(10, 20, 30, 40))
     prompts = random_prompts(rows, seed=seed, longest=longest)
-    found = greedy_answers(model, prompts, slots=slots, max_new_tokens=cap, rules=rules)
+    found = greedy_batch(model, prompts, slots=slots, max_new_tokens=cap, rules=rules)
     assert len(found) == rows
     for prompt, answer in zip(prompts, found, strict=True):
         text = list(prompt)
@@ -152,7 +151,7 @@ def test_answers_the_model_does_not_give_are_counted_and_cut_or_kept(monkeypatch
         return answers
 
     assert all(len(good[prompt_id - 1].answer_ids) > at + 1 for prompt_id, at in spoilt.items())
-    monkeypatch.setattr(collect_module, "greedy_answers", foreign)
+    monkeypatch.setattr(collect_module, "greedy_batch", foreign)
     kept = collect(model, prompts, ids, **settings_)
     assert kept.disagreements >= 2 and not kept.dropped and len(kept.trajectories) == 5
     for trajectory in kept.trajectories:
