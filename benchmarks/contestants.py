@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,21 +126,33 @@ def random_llama(prompts: int) -> Subject:
 
 def minicode(results: str, prompts: int) -> list[Subject]:
     """The base and the last model of a finished quickstart. results: its results.json."""
-    from tasks.base_model.stage import PROVENANCE
     from tasks.problem_sets.minicode import generate as problems
 
-    final = Path(json.loads(Path(results).read_text())["final_model"])
-    bases = [p.parent for p in final.parent.glob(f"base-*/{PROVENANCE}") if json.loads((p.parent / "config.json").read_text())["hidden_size"] < 512]
+    base, final = base_and_final(results)
     texts = [p.prompt for p in problems(split="test", count=prompts, seed=0)]
-    return [_trained("minicode-base", bases[0], texts, [], 96), _trained("minicode-round2", final, texts, [], 96)]
+    return [trained("minicode-base", base, texts), trained("minicode-round2", final, texts)]
+
+
+def base_and_final(results: str) -> tuple[Path, Path]:
+    """The folders of a pipeline's first and last model. A store may hold several bases: it is the finished one of the last model's shape."""
+    from tasks.base_model.stage import PROVENANCE
+
+    def shape(folder: Path) -> list[int]:
+        config = json.loads((folder / "config.json").read_text())
+        return [config[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")]
+
+    final = Path(json.loads(Path(results).read_text())["final_model"])
+    bases = [path.parent for path in final.parent.glob(f"base-*/{PROVENANCE}") if (path.parent / "manifest.json").exists()]
+    return next(folder for folder in bases if shape(folder) == shape(final)), final
 
 
 def smollm2(folder: str, prompts: int) -> Subject:
     texts = [f"Write a Python function that returns the {i + 2}th power of a number." for i in range(prompts)]
-    return _trained("SmolLM2-135M", Path(folder), texts, [*_code_edits(), *_json_reformats()], 64)
+    return trained("SmolLM2-135M", Path(folder), texts, [*_code_edits(), *_json_reformats()], new_tokens=64)
 
 
-def _trained(label: str, folder: Path, texts: list[str], copying: list[str], new_tokens: int) -> Subject:
+def trained(label: str, folder: Path, texts: Sequence[str], copying: Sequence[str] = (), *, new_tokens: int = 96) -> Subject:
+    """A checkpoint, and these texts as a user would say them to it."""
     model, tokenizer = load_model(folder), load_tokenizer(folder)
 
     def ids(text: str) -> torch.Tensor:

@@ -7,9 +7,10 @@ random and there unless --no-llama. --json prints a list of {"name", "model", "v
 
 overhead              our iteration / a bare forward of the same shape, running window at block 32
 ar_vs_transformers    tokens per second of our greedy AR / of transformers' own greedy generate
-mr_vs_jacobi_tpf      tokens per forward of mr / of plain jacobi at equal block size; the smallest of blocks 16, 32, 64
-best_speedup          tokens per second of the best setting / of our AR
-ceiling_share         that speedup / the most it could be: TPF x latency(1) / mean latency of what was fed, bare forwards timed in this run
+mr_vs_jacobi_tpf      tokens per forward of mr, in the best of three settings (the paper's knobs; 2 and 4 drafts with spawn_ratio 0.3) / of
+                      plain jacobi at equal block size; the smallest of blocks 16, 32, 64
+best_speedup          tokens per second of the best fixed setting / of our AR
+ceiling_share         of running window at block 32: its speedup over AR / what bare forwards of what both fed, timed in this run, would allow
 vs_prompt_lookup_tpf, vs_prompt_lookup_tps    adaptive decoding with n-grams / transformers' prompt lookup, on prompts that ask for a copy
 vs_released_tpf, vs_released_tps    ours / the authors' released decoder, the smallest of blocks 16, 32, 64; ours is running window with
                       compiled steps at all of them
@@ -78,7 +79,8 @@ def methods(subject: Subject) -> dict[str, float]:
             contestants[f"{method.value}@{n}"] = subject.ours(method, n)
         contestants[f"mr+2 drafts@{n}"] = subject.ours(Method.mr, n, drafts=2, spawn_ratio=0.3)
         contestants[f"mr+4 drafts@{n}"] = subject.ours(Method.mr, n, drafts=4, spawn_ratio=0.3)
-    contestants["auto@64"] = subject.ours(Method.running_window, 64, auto=True, ngram=True)
+    contestants["auto@64"] = subject.ours(Method.running_window, 64, auto=True)
+    contestants["auto+ngram@64"] = subject.ours(Method.running_window, 64, auto=True, ngram=True)
     runs = side_by_side(contestants, subject.prompts, repeats=2)
     show("methods", runs)
     mr = {n: max(run.tpf for name, run in runs.items() if name.startswith("mr") and name.endswith(f"@{n}")) for n in BLOCKS}

@@ -20,15 +20,15 @@ import multiprocessing
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.contestants import random_llama
+from benchmarks.contestants import base_and_final, random_llama, trained
+from benchmarks.measure import seconds
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.drafts import ContextDrafts
 from jacobi_core.decoding.tokens import TokenRules
@@ -73,12 +73,6 @@ def block_by_block(
     return blocks
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
-
-
 def speed(model: PreTrainedModel, prompts: list[list[int]], rules: TokenRules, *, cap: int) -> dict[str, float]:
     """Ratios of answer tokens/s, medians over rounds that take each form in turn; the slow forms get the first prompts of a round's batch."""
     n, rounds = 16, 3
@@ -90,11 +84,11 @@ def speed(model: PreTrainedModel, prompts: list[list[int]], rules: TokenRules, *
     differing = compared = 0
     for turn in range(rounds):
         chosen, ids = prompts[turn * batch : (turn + 1) * batch], list(range(batch))
-        spent, found = timed(lambda chosen=chosen, ids=ids: collect(model, chosen, ids, **settings))
+        spent, found = seconds(lambda chosen=chosen, ids=ids: collect(model, chosen, ids, **settings))
         ours = answer_tokens(found.trajectories) / spent
         for name, whole in (("vs_block_by_block", True), ("vs_unconverged_only", False)):
             form = {"n": n, "cap": cap, "rules": rules, "whole_blocks": whole}
-            spent, theirs = timed(lambda chosen=chosen, form=form: [block_by_block(model, p, i, **form) for i, p in enumerate(chosen[:few])])
+            spent, theirs = seconds(lambda chosen=chosen, form=form: [block_by_block(model, p, i, **form) for i, p in enumerate(chosen[:few])])
             rate = sum(len(block[-1]) for blocks in theirs for block in blocks) / spent
             ratios[name].append(ours / rate)
             print(f"  {name}: {ours:.0f} / {rate:.0f} answer tokens/s", file=sys.stderr)
@@ -142,7 +136,7 @@ def _worker(folder: str, prompts: list[list[int]], ready: Any, go: Any, result: 
     collect(model, prompts[:2], [0, 1], **settings)
     ready.release()
     go.wait()
-    spent, found = timed(lambda: collect(model, prompts, list(range(len(prompts))), **settings))
+    spent, found = seconds(lambda: collect(model, prompts, list(range(len(prompts))), **settings))
     result.put((answer_tokens(found.trajectories), spent))
 
 
@@ -168,14 +162,6 @@ def scaling(folder: Path, prompts: list[list[int]]) -> float:
     return rate([prompts[:half], prompts[half:]]) / one
 
 
-def shape(folder: Path) -> tuple[int, ...] | None:
-    """What a base and its exports have in common; None for an unfinished stage. A store may hold several bases."""
-    if not (folder / "manifest.json").exists():
-        return None
-    config = json.loads((folder / "config.json").read_text())
-    return tuple(config[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers"))
-
-
 def main(arguments: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(0)
     llama = random_llama(1).model
@@ -184,18 +170,14 @@ def main(arguments: argparse.Namespace) -> None:
     values = {"llama-35M": speed(llama, few, TokenRules.of(llama), cap=LLAMA_TOKENS)}
     del llama
     if arguments.results:
-        from tasks.base_model.stage import PROVENANCE
         from tasks.problem_sets.minicode import generate as problems
 
-        final = Path(json.loads(arguments.results.read_text())["final_model"])
-        folder = next(p.parent for p in final.parent.glob(f"base-*/{PROVENANCE}") if shape(p.parent) == shape(final))
-        model, tokenizer = load_model(folder), load_tokenizer(folder)
-        rules = TokenRules.of(model, tokenizer)
-        chats = [[{"role": "user", "content": p.prompt}] for p in problems(split="train", count=arguments.prompts, seed=0)]
-        prompts = [list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
+        folder, _ = base_and_final(arguments.results)
+        base = trained("minicode-base", folder, [p.prompt for p in problems(split="train", count=arguments.prompts, seed=0)])
+        prompts = [prompt.tolist() for prompt in base.prompts]
         print("minicode-base", file=sys.stderr)
-        found = speed(model, prompts, rules, cap=128)
-        found |= sizes(model, prompts, rules)
+        found = speed(base.model, prompts, base.rules, cap=128)
+        found |= sizes(base.model, prompts, base.rules)
         found["scaling_1_to_2_workers"] = scaling(folder, prompts)
         values["minicode-base"] = found
     rows = [{"name": name, "model": label, "value": round(value, 3)} for label, named in values.items() for name, value in named.items()]
@@ -207,7 +189,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, help="results.json of a quickstart")
+    parser.add_argument("--results", help="results.json of a quickstart")
     parser.add_argument("--prompts", type=int, default=768, help="of minicode")
     parser.add_argument("--json", action="store_true")
     main(parser.parse_args())

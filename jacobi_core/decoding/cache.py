@@ -95,6 +95,11 @@ class CachedForward:
         self.cache.batch_select_indices(rows)
 
 
+def context_length(model: PreTrainedModel) -> int | None:
+    """Most tokens of a text, as the checkpoint says; None where it does not."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def move_columns(cache: Cache, source: int, start: int, count: int) -> None:
     """Accepted tokens move up behind the committed ones: all that is ever copied."""
     if count and source != start:

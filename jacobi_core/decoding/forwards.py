@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from jacobi_core.decoding.batch_axis import BatchAxisForward, takes_masks
-from jacobi_core.decoding.cache import CachedForward, Request
+from jacobi_core.decoding.cache import CachedForward, Request, context_length
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.latency import measure_latency, powers_of_two, tokens_held
 from jacobi_core.decoding.pace import Pace
@@ -47,6 +47,8 @@ def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pa
     if not config.auto:
         return None
     widths = powers_of_two(config.block_size * config.chains * rows)
+    if (limit := context_length(model)) is not None:  # a table of positions ends there; the curve goes on as a line
+        widths = [w for w in widths if w == 1 or w + tokens_held(widths) <= limit]
     key = (len(widths), rows, model.device, model.dtype, model.config._attn_implementation)
     paces = _PACES.setdefault(model, {})
     if key not in paces:

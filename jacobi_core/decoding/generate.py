@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaL
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi_core.decoding.batch import BatchForward
+from jacobi_core.decoding.cache import context_length
 from jacobi_core.decoding.choose import Chooser, warpers
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.forwards import Forward, forward_for, pace_of
@@ -182,6 +183,6 @@ def one_prompt(input_ids: torch.Tensor) -> torch.Tensor:
 
 def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: int) -> None:
     """Raises ValueError where prompt and answer do not fit the model's context length."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = context_length(model)
     if limit is not None and prompt_tokens + max_new_tokens > limit:
         raise ValueError(f"prompt ({prompt_tokens} tokens) + max_new_tokens ({max_new_tokens}) exceed the model's context of {limit} tokens")

@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.forwards import Forward
 from jacobi_core.decoding.generate import _decode, _Row
@@ -13,6 +14,13 @@ from jacobi_core.decoding.stats import Generation
 from tests.core.tiny import FAMILIES, random_prompts, tiny_rules
 
 COPYING = [5, 6, 7, 8, 9, 5, 6, 7, 8, 10, 5, 6]  # n-gram candidates in the first forward
+
+
+def same_as_growing_cache(model: PreTrainedModel, forward: Forward, prompt: list[int], config: DecodingConfig) -> None:
+    """Tokens and statistics."""
+    found, expected = decode(model, forward, prompt, config), decode(model, CachedForward(model), prompt, config)
+    assert found.new_tokens.tolist() == expected.new_tokens.tolist()
+    assert found.stats == expected.stats
 
 
 @st.composite

@@ -12,7 +12,7 @@ from jacobi_core.decoding.cache import CachedForward, side_by_side
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.flex_mask import block_mask
 from jacobi_core.decoding.forwards import forward_for
-from tests.core.loop import COPYING, decode, decodings
+from tests.core.loop import COPYING, decode, decodings, same_as_growing_cache
 from tests.core.tiny import FAMILIES, tiny_model
 
 MODELS = {family: tiny_model(family, seed=1) for family in FAMILIES}
@@ -23,10 +23,7 @@ MODELS = {family: tiny_model(family, seed=1) for family in FAMILIES}
 def test_same_text_as_behind_a_mask(drawn):
     family, prompt, config = drawn
     model = MODELS[family]
-    expected = decode(model, CachedForward(model), prompt, config)
-    found = decode(model, BatchAxisForward(model), prompt, config)
-    assert found.new_tokens.tolist() == expected.new_tokens.tolist()
-    assert found.stats == expected.stats
+    same_as_growing_cache(model, BatchAxisForward(model), prompt, config)
 
 
 def test_the_model_gets_no_mask_and_the_cache_stays_one_row():

@@ -115,6 +115,18 @@ def test_the_text_is_ars_whatever_the_machine(monkeypatch, curve):
             assert auto.stats.fed_per_forward[1:] == [1] * (auto.stats.forwards - 1)
 
 
+def test_nothing_wider_than_the_context_is_measured():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=32, n_layer=1, n_head=2, n_positions=128, eos_token_id=3)).eval()
+    config = DecodingConfig(
+        method=Method.mr, block_size=32, max_new_tokens=12, auto=True
+    )  # up to 128 tokens in a forward: more than the table has left
+    prompt = torch.tensor([5, 6, 7])
+    ar = generate(model, prompt, DecodingConfig(method=Method.ar, block_size=1, max_new_tokens=12))
+    assert generate(model, prompt, config).new_tokens.tolist() == ar.new_tokens.tolist()
+
+
 def test_what_the_book_decodes_is_not_adapted():
     for settings in ({"auto": True}, {"drafts": 2}):
         with pytest.raises(ValueError, match="method=jacobi"):

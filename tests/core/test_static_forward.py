@@ -13,7 +13,7 @@ from jacobi_core.decoding import static_forward
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.static_forward import StaticForward, widths_for
-from tests.core.loop import COPYING, decode, decodings
+from tests.core.loop import COPYING, decode, decodings, same_as_growing_cache
 from tests.core.tiny import FAMILIES, tiny_model
 
 MODELS = {family: tiny_model(family, seed=1) for family in FAMILIES}
@@ -29,10 +29,7 @@ def static(model, config, prompt_tokens):
 def test_same_text_as_the_growing_cache(drawn):
     family, prompt, config = drawn
     model = MODELS[family]
-    expected = decode(model, CachedForward(model), prompt, config)
-    found = decode(model, static(model, config, len(prompt)), prompt, config)
-    assert found.new_tokens.tolist() == expected.new_tokens.tolist()
-    assert found.stats == expected.stats
+    same_as_growing_cache(model, static(model, config, len(prompt)), prompt, config)
 
 
 @pytest.mark.parametrize("long_prompt", [False, True])

@@ -5,24 +5,12 @@ from __future__ import annotations
 import io
 import re
 import time
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from pipelines import generate, side_by_side
 
 ERASED = "\x1b[1A\x1b[2K"  # one line up, clear it: how a picture makes room for the next
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    from tests.tasks.tiny_stage import build_base, build_prompts
-
-    folder = tmp_path_factory.mktemp("live")
-    build_prompts(folder / "prompts")
-    build_base(folder / "base", folder / "prompts" / "tokenizer")
-    return folder / "base"
 
 
 def live(checkpoint, *argv: str, height: int = 24) -> tuple[str, list[str]]:

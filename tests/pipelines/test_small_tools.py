@@ -85,16 +85,6 @@ def test_the_tools_explain_themselves(tool, capsys):
     assert "model=..." in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    from tests.tasks.tiny_stage import build_base, build_prompts
-
-    folder = tmp_path_factory.mktemp("tools")
-    build_prompts(folder / "prompts")
-    build_base(folder / "base", folder / "prompts" / "tokenizer")
-    return folder / "base"
-
-
 @pytest.fixture
 def rawcheckpoint(checkpoint, tmp_path) -> Path:
     """Without a chat template."""
