@@ -139,7 +139,7 @@ def check(config: PipelineConfig) -> None:
         raise UserError(f"data.{split}=0 leaves nothing to evaluate on; raise it or choose another evaluate.split")
     check_workers(config.cluster)
     check_divides(config.distill, config.cluster.workers)
-    if config.data.source.value in ("minicode", "minicode_long", "human_eval") and not config.evaluate.sandbox.allow_code_execution:
+    if config.data.source.value in ("minicode", "minicode_long", "human_eval", "mbpp") and not config.evaluate.sandbox.allow_code_execution:
         raise UserError(
             f"evaluate.sandbox.allow_code_execution is false, and data.source={config.data.source.value} is scored by running generated code; "
             "set it to true to run it in the sandbox"

@@ -119,7 +119,7 @@ def _prompts(config: PipelineConfig, cache: Path, model: dict[str, Any]) -> Stag
     if "commit" in data:
         settings["revision"] = data["commit"]  # what is read is what was identified, even if the branch moves meanwhile
     prompts = PreparePromptsConfig(**settings, tokenizer=config.model.path)
-    return Stage("prompts", "prompts", 1, "tasks.prepare_prompts:run", prompts, external={"data": data, "tokenizer": model})
+    return Stage("prompts", "prompts", 2, "tasks.prepare_prompts:run", prompts, external={"data": data, "tokenizer": model})
 
 
 def _data_identity(config: PipelineConfig, cache: Path) -> dict[str, Any]:

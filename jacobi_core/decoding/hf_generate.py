@@ -6,6 +6,7 @@ never ignored, as far as it gets here: transformers 5.24 keeps `streamer`, `toke
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -93,13 +94,23 @@ def jacobi_generate(
     eos_ids = eos_id_set(*(c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)))
     rules = replace(TokenRules.of(model, eos_ids=eos_ids), eos_ids=eos_ids)  # here those of the call alone end a text
     criteria = StoppingCriteriaList(c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria))
-    more = {"rules": rules, "stopping_criteria": criteria, "streamer": token_streamer}
+    more = {"rules": rules, "streamer": token_streamer}
     if len(input_ids) == 1 and keep.all():
-        found = [generate(model, input_ids, config, processors=logits_processor, **more)]
+        found = [generate(model, input_ids, config, processors=logits_processor, stopping_criteria=criteria, **more)]
     else:  # processors and criteria see the padding, as transformers shows it to them
         pace = pace_of(model, config, rows=len(input_ids))
         rows = [
-            _Row.make(model, row[kept], config, prompt_id=i, processors=_of_row(logits_processor, i), padding=row[~kept].tolist(), pace=pace, **more)
+            _Row.make(
+                model,
+                row[kept],
+                config,
+                prompt_id=i,
+                processors=_of_row(logits_processor, i),
+                stopping_criteria=_RowCriteria(criteria, rows=len(input_ids)),
+                padding=row[~kept].tolist(),
+                pace=pace,
+                **more,
+            )
             for i, (row, kept) in enumerate(zip(input_ids, keep, strict=True))
         ]
         found = _decode(forward_for(model, config, rows[0].capacity) if len(rows) == 1 else BatchForward(model, len(rows)), rows)
@@ -116,6 +127,20 @@ def _of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
         by_row = isinstance(p, RepetitionPenaltyLogitsProcessor) and isinstance(p.prompt_ignore_length, torch.Tensor)
         found.append(RepetitionPenaltyLogitsProcessor(p.penalty, p.prompt_ignore_length[row : row + 1]) if by_row else p)
     return found
+
+
+class _RowCriteria(StoppingCriteriaList):
+    """A batch's criteria for one of its rows. Some (lm-eval's) expect every row at every call and remember which of them have ended: this
+    row gets copies of its own, and they see it in the place of every row."""
+
+    def __init__(self, criteria: StoppingCriteriaList, *, rows: int) -> None:
+        super().__init__(copy(criterion) for criterion in criteria)
+        for criterion in self:
+            vars(criterion).update({name: copy(value) for name, value in vars(criterion).items() if isinstance(value, list | dict | set)})
+        self._rows = rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+        return super().__call__(input_ids.expand(self._rows, -1), scores, **kwargs)
 
 
 def _refuse_settings(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:

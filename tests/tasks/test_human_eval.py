@@ -76,3 +76,19 @@ def test_unreadable_files_are_named(tmp_path):
     truncated.write_bytes(gzip.compress(json.dumps(ROW).encode())[:-9])
     with pytest.raises(UserError, match="cannot be read"):
         human_eval.load(str(truncated))
+
+
+def test_the_hub_is_asked_for_the_test_split(monkeypatch):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k["split"], k["revision"])) or datasets.Dataset.from_list([ROW]))
+    assert len(human_eval.load("openai/openai_humaneval", revision="v1")) == 1 and asked == [(("openai/openai_humaneval", None), "test", "v1")]
+
+
+def test_prompt_is_that_of_the_published_protocol(tmp_path):
+    (problem,) = human_eval.load(write(tmp_path / "rows.jsonl", {**ROW, "prompt": "\n" + ROW["prompt"]}))
+    assert problem.prompt == (
+        "Please continue to complete the function. You are not allowed to modify the given code and do the completion only. Please return all "
+        'completed function in a codeblock. Here is the given code to do completion:\n```python\ndef one() -> int:\n    """Returns one."""\n```'
+    )

@@ -17,6 +17,7 @@ from tasks.prepare_prompts import SPLITS, PreparePromptsConfig, run
 from tasks.prepare_prompts.config import OpenCodeInstructRule
 from tasks.prepare_prompts.template import template_hash
 from tasks.stage import StageContext, UserError
+from tests.tasks.tiny_benchmarks import SHOWN, write_benchmarks
 from tests.tasks.tiny_stage import write_jsonl
 
 TASK = "\tWrite `f`.\r\n\r\n    keep  this   \n"
@@ -214,6 +215,13 @@ def test_human_eval_rows_are_read_from_parquet(tmp_path, base_folder):
     file = write_parquet(tmp_path / "a.parquet", [row, row | {"task_id": "T/1", "prompt": "def two():\n"}])
     _, prompts = prepare(tmp_path / "out", base_folder, source="human_eval", path=str(file))
     assert {p.meta["problem_id"] for p in prompts} == {"T/0", "T/1"} and any(row["prompt"].strip("\n") in text for text in texts(prompts))
+
+
+@pytest.mark.parametrize("name, holds", [("mbpp", "tests"), ("gsm8k", "answer"), ("math500", "answer"), ("human_eval", "tests")])
+def test_published_benchmarks_bring_what_judges_an_answer(tmp_path, base_folder, name, holds):
+    path = write_benchmarks(tmp_path)[name]
+    _, prompts = prepare(tmp_path / "out", base_folder, source=name, path=path, max_prompt_tokens=4000)
+    assert len(prompts) == SHOWN and all(p.meta[holds] and p.meta["problem_set"] == name for p in prompts)
 
 
 LONG = "Sum the numbers 🙂 of a list, then " * 40
