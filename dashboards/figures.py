@@ -5,6 +5,9 @@ Made to be read in black and white: every model has its own marker and dash, the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -105,3 +108,48 @@ def training_curves(curves: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(title_text="consistency loss (KL, nats per token)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="AR loss (nats per token)", rangemode="tozero", row=1, col=2)
     return _finish(figure)
+
+
+def accuracy_under_parallelism(curves: pd.DataFrame) -> go.Figure:
+    """Accuracy against tokens per forward, one line per model, labelled with its AUP.
+
+    Args:
+        curves: one row per model of one benchmark (columns `model, points, aup`), points being `[[TPF, accuracy], ...]` by rising TPF.
+    """
+    figure = go.Figure()
+    lowest = 1.0
+    for model, points, area in zip(curves["model"], curves["points"], curves["aup"], strict=True):
+        lowest = min([lowest, *(accuracy for _, accuracy in points)])
+        figure.add_scatter(
+            x=[tpf for tpf, _ in points],
+            y=[100 * accuracy for _, accuracy in points],
+            name=f"{model}, AUP {area:.0f}",
+            mode="lines+markers",
+            **_style(str(model)),
+        )
+    figure.update_xaxes(title_text="TPF (tokens per forward)", rangemode="tozero")
+    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[max(0.0, 100 * lowest - 10), 104])
+    return _finish(figure)
+
+
+def latency(curves: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """How much longer than one token a forward over m tokens takes, one line per batch size and context (the paper's Figure 5).
+
+    Args:
+        curves: those of latency.json, `{batch_size, context, tokens, seconds, free_tokens}`.
+    """
+    figure = go.Figure()
+    dashes = ("solid", "dash", "dot", "dashdot", "longdash")
+    batches, contexts = (list(dict.fromkeys(curve[key] for curve in curves)) for key in ("batch_size", "context"))
+    for curve in curves:
+        figure.add_scatter(
+            x=curve["tokens"],
+            y=[seconds / curve["seconds"][0] for seconds in curve["seconds"]],
+            name=f"batch {curve['batch_size']}, context {curve['context']}: {1e3 * curve['seconds'][0]:.2f} ms, {curve['free_tokens']} free",
+            mode="lines+markers",
+            marker={"symbol": ("circle", "square", "diamond", "cross", "star")[batches.index(curve["batch_size"]) % 5], "size": 8},
+            line={"dash": dashes[contexts.index(curve["context"]) % 5], "width": 2},
+        )
+    figure.update_xaxes(title_text="tokens fed per text (log scale)", type="log", tickvals=curves[0]["tokens"])
+    figure.update_yaxes(title_text="latency over that of one token (x, log scale)", type="log")
+    return _finish(figure).update_layout(legend_title_text="latency of one token, free tokens")

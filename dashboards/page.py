@@ -14,8 +14,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from dashboards.figures import speed_accuracy, tpf_by_block_size, training_curves
-from dashboards.table import LEGEND, html_table, small_sample_notes
+from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
+from dashboards.paper_table import AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows
+from dashboards.table import COLUMNS, LEGEND, SPREAD, SPREAD_LEGEND, STOPS, STOPS_LEGEND, TRIALS, html_table, small_sample_notes
 
 Record = Mapping[str, Any]
 
@@ -43,11 +44,22 @@ def results_page(results: Record, *, curves: Sequence[Record], samples: Sequence
         f"<h1>{escape(title)}</h1>",
         _machine(results),
         "<h2>Results</h2>",
-        f"<div class=wide>{html_table(rows)}</div><p class=note>{escape(LEGEND)}</p>",
+        f"<div class=wide>{html_table(paper_rows(rows), PAPER)}</div><p class=note>{escape(PAPER_LEGEND)}</p>",
         *(f"<p class=note>{escape(note)}</p>" for note in small_sample_notes(rows)),
         _differences(rows, results["differences"]),
         "<h2>Figures</h2>",
-        *_figures(rows, curves),
+        *_figures([row for row in rows if row["batch_size"] == 1 and row["method"] not in REFERENCES], curves),
+        *_parallelism(results["parallelism"]),
+        *_machine_figures(results.get("latency"), results.get("search")),
+        "<h2>All settings</h2>",
+        *(
+            f"<h3>{name}</h3><div class=wide>{html_table(rows, columns)}</div><p class=note>{escape(legend)}</p>"
+            for name, columns, legend in (
+                ("Totals", COLUMNS, LEGEND),
+                ("Spread, other decoders, prefill", SPREAD, SPREAD_LEGEND),
+                ("Stops and loops", STOPS, STOPS_LEGEND),
+            )
+        ),
         "<h2>Samples</h2>",
         *(_sample(sample) for sample in samples),
     ]
@@ -101,6 +113,32 @@ def _figures(rows: Sequence[Record], curves: Sequence[Record]) -> list[str]:
     if curves:
         note = "Loss terms of every logged optimizer step, each averaged over the tokens it counts in the global batch."
         parts.append(_figure(training_curves(pd.DataFrame(curves)), "Distillation", note))
+    return parts
+
+
+def _parallelism(curves: Sequence[Record]) -> list[str]:
+    if not curves:
+        return []
+    frame = pd.DataFrame(curves)
+    return [
+        _figure(accuracy_under_parallelism(group), f"Accuracy under parallelism, {benchmark}", AUP_LEGEND)
+        for benchmark, group in frame.groupby("benchmark", sort=False)
+    ]
+
+
+def _machine_figures(measured: Record | None, search: Record | None) -> list[str]:
+    """What was found out about this machine, where that was asked for."""
+    parts = []
+    if measured:
+        note = (
+            f"A forward over m tokens, {measured['dtype']}, the quickest of five. Free: as many as take at most {measured['free_ratio']:g} times as "
+            "long as one."
+        )
+        parts.append(_figure(latency(measured["curves"]), "Latency of a forward", note))
+    if search:
+        tables = (("Finalists, on the split searched on", search["rounds"][-1]), ("On held-out prompts", search["heldout"]))
+        parts.append(f"<h3>Fastest decoding setting of {escape(search['model'])}: {escape(search['winner'])}</h3>")
+        parts += [f"<p class=note>{name}</p><div class=wide>{html_table(trials, TRIALS)}</div>" for name, trials in tables]
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The results table as text, markdown and HTML: one list of columns, three ways to print it. Standard library only.
+"""The results tables as text, markdown and HTML: lists of columns, three ways to print them. Standard library only.
 
 Takes rows of `results.json`; knows nothing about where they come from.
 """
@@ -13,7 +13,19 @@ Row = Mapping[str, Any]
 
 
 def _number(key: str, spec: str) -> Callable[[Row], str]:
-    return lambda row: "-" if row[key] is None else format(row[key], spec)
+    return lambda row: "-" if row.get(key) is None else format(row[key], spec)
+
+
+def _quartiles(key: str, spec: str) -> Callable[[Row], str]:
+    """Median and, in brackets, the quartiles around it."""
+
+    def cell(row: Row) -> str:
+        if row.get(f"{key}_median") is None:
+            return "-"
+        low, middle, high = (format(row[f"{key}_{part}"], spec) for part in ("q1", "median", "q3"))
+        return f"{middle} [{low}, {high}]"
+
+    return cell
 
 
 def _solved(row: Row) -> str:
@@ -27,13 +39,16 @@ def _millions(row: Row) -> str:
     return f"{row['train_tokens'] / 1e6:.2f}M" if row["train_tokens"] else "-"
 
 
-# (title, cell text, aligned left)
-COLUMNS: list[tuple[str, Callable[[Row], str], bool]] = [
+Columns = list[tuple[str, Callable[[Row], str], bool]]  # (title, cell text, aligned left)
+_SETTING: Columns = [
     ("model", lambda row: str(row["model"]), True),
     ("benchmark", lambda row: str(row["benchmark"]), True),
     ("method", lambda row: str(row["method"]), True),
     ("block", _number("block_size", "d"), False),
     ("batch", _number("batch_size", "d"), False),
+]
+COLUMNS: Columns = [
+    *_SETTING,
     ("prompts", _number("prompts", ",d"), False),
     ("tokens", _number("tokens", ",d"), False),
     ("forwards", _number("forwards", ",d"), False),
@@ -47,14 +62,60 @@ COLUMNS: list[tuple[str, Callable[[Row], str], bool]] = [
     ("dtype", lambda row: str(row["dtype"]), True),
 ]
 
+SPREAD: Columns = [
+    *_SETTING,
+    ("TPF", _quartiles("tpf", ".2f"), False),
+    ("tokens/s", _quartiles("tps", ",.1f"), False),
+    ("speedup", _quartiles("speedup", ".2f"), False),
+    ("vs transformers", _number("speedup_transformers", ".2f"), False),
+    ("vs prompt lookup", _number("speedup_prompt_lookup", ".2f"), False),
+    ("prefill s", _number("prefill_seconds", ".2f"), False),
+    ("TPF after it", _number("decode_tpf", ".2f"), False),
+    ("tokens/s after it", _number("decode_tps", ",.1f"), False),
+    ("speedup after it", _number("decode_speedup", ".2f"), False),
+]
+SPREAD_LEGEND = (
+    "Medians and, in brackets, quartiles over prompts (over batches, where prompts were decoded together). vs: tokens/s over those of transformers' "
+    "greedy generate() and of its prompt lookup, same model, same process, totals over all prompts, capped ones included. "
+    "prefill: the first forward (prompt and first draft); after it: without that forward and what it committed."
+)
+
+
+def _stops(reason: str) -> Callable[[Row], str]:
+    return lambda row: format(row["stop_reasons"].get(reason, 0), ",d")
+
+
+STOPS: Columns = [
+    *_SETTING,
+    ("eos", _stops("eos"), False),
+    ("length", _stops("length"), False),
+    ("loops", _number("degenerate", ",d"), False),
+    ("TPF without loops", _number("sound_tpf", ".2f"), False),
+    ("speedup without loops", _number("sound_speedup", ".2f"), False),
+    ("TPF of loops", _number("degenerate_tpf", ".2f"), False),
+    ("speedup of loops", _number("degenerate_speedup", ".2f"), False),
+]
+STOPS_LEGEND = (
+    "How answers ended: by end of text, or cut at the token limit. Loops repeat one n-gram to no end, which inflates TPF: the figures are given "
+    "without them too."
+)
+
+TRIALS: Columns = [  # of a decoding search
+    ("setting", lambda row: str(row["name"]), True),
+    ("prompts", _number("prompts", ",d"), False),
+    ("tokens", _number("tokens", ",d"), False),
+    ("TPF", _number("tpf", ".2f"), False),
+    ("tokens/s", _number("tps", ",.1f"), False),
+]
+
 LEGEND = (
     "TPF: tokens per forward, prefill counted. speedup: tokens/s over greedy AR of the same model in the same process. "
     "= AR: share of prompts whose tokens equal that greedy AR. trained: packed tokens of distillation."
 )
 
 
-def _cells(rows: Sequence[Row]) -> list[list[str]]:
-    return [[text(row) for _, text, _ in COLUMNS] for row in rows]
+def _cells(rows: Sequence[Row], columns: Columns = COLUMNS) -> list[list[str]]:
+    return [[text(row) for _, text, _ in columns] for row in rows]
 
 
 def text_table(rows: Sequence[Row]) -> str:
@@ -78,25 +139,25 @@ def text_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
+def markdown_table(rows: Sequence[Row], columns: Columns = COLUMNS) -> str:
     """A GitHub-flavoured table."""
 
     def line(values: Sequence[str]) -> str:
         return "| " + " | ".join(value.replace("|", "\\|") for value in values) + " |"
 
-    rule = "|" + "|".join(":---" if left else "---:" for _, _, left in COLUMNS) + "|"
-    return "\n".join([line([title for title, _, _ in COLUMNS]), rule, *map(line, _cells(rows))])
+    rule = "|" + "|".join(":---" if left else "---:" for _, _, left in columns) + "|"
+    return "\n".join([line([title for title, _, _ in columns]), rule, *map(line, _cells(rows, columns))])
 
 
-def html_table(rows: Sequence[Row]) -> str:
+def html_table(rows: Sequence[Row], columns: Columns = COLUMNS) -> str:
     """A `<table>`, every cell escaped; class "left" marks text columns."""
 
     def line(values: Sequence[str], tag: str) -> str:
-        cells = (f"<{tag}{' class=left' if left else ''}>{escape(value)}</{tag}>" for value, (_, _, left) in zip(values, COLUMNS, strict=True))
+        cells = (f"<{tag}{' class=left' if left else ''}>{escape(value)}</{tag}>" for value, (_, _, left) in zip(values, columns, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
-    head = line([title for title, _, _ in COLUMNS], "th")
-    return f"<table><thead>{head}</thead><tbody>{''.join(line(values, 'td') for values in _cells(rows))}</tbody></table>"
+    head = line([title for title, _, _ in columns], "th")
+    return f"<table><thead>{head}</thead><tbody>{''.join(line(values, 'td') for values in _cells(rows, columns))}</tbody></table>"
 
 
 def small_sample_notes(rows: Sequence[Row]) -> list[str]:

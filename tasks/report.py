@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dashboards.table import LEGEND, markdown_table, small_sample_notes, text_table
+from dashboards.paper_table import AUP, AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows, parallelism
+from dashboards.table import LEGEND, SPREAD, SPREAD_LEGEND, STOPS, STOPS_LEGEND, TRIALS, markdown_table, small_sample_notes, text_table
 from tasks.artifacts import read_json, write_json, write_text
 from tasks.stage import StageContext
 
@@ -40,7 +41,7 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
 
     Args:
         inputs: `evaluate/<model>` folders with `evaluation.json`, `distill/<model>` folders with `training.json`, and
-            `export/final`, the checkpoint of the last round.
+            `export/final`, the checkpoint of the last round; where there are, `latency` with `latency.json` and `search` with `search.json`.
 
     Returns:
         Per model and benchmark the accuracy and the best speedup and TPF of any decoding setting; counts of rows, ties and defects.
@@ -62,6 +63,8 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
         "final_model": str(inputs["export/final"].resolve()),
         "rows": rows,
         "differences": _labelled(evaluations.values(), "differences"),
+        "parallelism": parallelism(rows),
+        **{name: read_json(inputs[name] / f"{name}.json") for name in ("latency", "search") if name in inputs},
     }
     curves = [{"model": model} | point for model, training in trainings.items() for point in training["curves"]]
     write_json(output / "results.json", results)
@@ -72,9 +75,11 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
 
 
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The results table for a terminal: result rows in, aligned text of about 135 columns out, notes below."""
-    notes = [textwrap.fill(note, width=135) for note in (LEGEND, *small_sample_notes(rows))]
-    return "\n".join([text_table(rows), "", *notes])
+    """The results table for a terminal: result rows in, aligned text of about 135 columns out, notes below. One prompt at a time only: what is
+    measured of batches stands in results.md."""
+    alone = [row for row in rows if row["batch_size"] == 1]
+    notes = [textwrap.fill(note, width=135) for note in (LEGEND, *small_sample_notes(alone))]
+    return "\n".join([text_table(alone), "", *notes])
 
 
 def _read(inputs: Mapping[str, Path], kind: str, file: str) -> dict[str, dict[str, Any]]:
@@ -99,16 +104,47 @@ def _markdown(results: Mapping[str, Any]) -> str:
     machine = results["hardware"]
     gpus = ", ".join(machine["gpus"]) if machine["gpus"] else "no GPU"
     where = f"`{results['experiment']}` at {results['git_sha'][:12]} on {machine['cpu']}, {machine['cores']} cores, {gpus}."
-    return "\n\n".join([where, markdown_table(results["rows"]), LEGEND, *small_sample_notes(results["rows"])]) + "\n"
+    rows = results["rows"]
+    parts = [
+        where,
+        "## As in the paper's Tables 1 and 2",
+        markdown_table(paper_rows(rows), PAPER),
+        PAPER_LEGEND,
+        *small_sample_notes(rows),
+        "## All settings",
+        markdown_table(rows),
+        LEGEND,
+        "## Speed: spread, other decoders, prefill",
+        markdown_table(rows, SPREAD),
+        SPREAD_LEGEND,
+        "## Stops and loops",
+        markdown_table(rows, STOPS),
+        STOPS_LEGEND,
+    ]
+    if results["parallelism"]:
+        parts += ["## Accuracy under parallelism", markdown_table(results["parallelism"], AUP), AUP_LEGEND]
+    if "search" in results:
+        search = results["search"]
+        parts += [
+            f"## Fastest decoding setting of {search['model']}: {search['winner']}",
+            "The finalists, on the split searched on:",
+            markdown_table(search["rounds"][-1], TRIALS),
+            "On held-out prompts:",
+            markdown_table(search["heldout"], TRIALS),
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _metrics(results: Mapping[str, Any]) -> dict[str, float]:
-    kinds = [difference["kind"] for difference in results["differences"]]
+    kinds = [difference["kind"] for difference in results["differences"] if difference["method"] not in REFERENCES]
     metrics: dict[str, float] = {"rows": len(results["rows"]), "ties": kinds.count("tie"), "defects": kinds.count("defect")}
+    metrics |= {f"{found['model']}/{found['benchmark']}/aup": found["aup"] for found in results["parallelism"]}
     for row in results["rows"]:
         prefix = f"{row['model']}/{row['benchmark']}"
         if row["accuracy"] is not None:
             metrics[f"{prefix}/accuracy"] = row["accuracy"]
+        if row["batch_size"] > 1 or row["method"] in REFERENCES:
+            continue
         for key in ("tpf", "speedup"):
             metrics[f"{prefix}/best_{key}"] = max(row[key], metrics.get(f"{prefix}/best_{key}", 0.0))
     return metrics
@@ -132,7 +168,7 @@ def hardware() -> dict[str, Any]:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(count)] or None,
@@ -141,7 +177,8 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name, as the system tells it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8").splitlines():

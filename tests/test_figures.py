@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from dashboards.figures import speed_accuracy, tpf_by_block_size, training_curves
+from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
 from tests.results import ar_row, row, trained_row
 
 ROWS = pd.DataFrame(
@@ -78,3 +78,27 @@ def test_models_differ_without_colour():
     assert len({trace.line.dash for trace in figure.data}) == len({trace.marker.symbol for trace in figure.data}) == 2
     assert len({trace.marker.symbol for trace in speed_accuracy(ROWS).data}) == 2
     assert len({trace.line.dash for trace in training_curves(CURVES).data}) == 2
+
+
+def test_accuracy_under_parallelism():
+    curves = pd.DataFrame(
+        [
+            {"model": "base", "points": [[1.0, 0.95], [1.2, 0.95]], "aup": 114.0},
+            {"model": "round1", "points": [[1.0, 0.9], [4.0, 0.9]], "aup": 300.4},
+        ]
+    )
+    figure = accuracy_under_parallelism(curves)
+    assert [trace.name for trace in figure.data] == ["base, AUP 114", "round1, AUP 300"]
+    assert list(figure.data[1].x) == [1, 4] and list(figure.data[1].y) == [90, 90] and figure.layout.yaxis.range[0] == 80
+    assert titles(figure) == ["TPF (tokens per forward)", "accuracy (% of problems solved)"]
+
+
+def test_latency():
+    curves = [
+        {"batch_size": b, "context": c, "tokens": [1, 2, 4], "seconds": [0.002, 0.002, 0.003], "free_tokens": 2} for b in (1, 4) for c in (128, 1024)
+    ]
+    figure = latency(curves)
+    assert [trace.name for trace in figure.data] == [f"batch {b}, context {c}: 2.00 ms, 2 free" for b in (1, 4) for c in (128, 1024)]
+    assert list(figure.data[0].x) == [1, 2, 4] and list(figure.data[0].y) == [1, 1, 1.5]
+    assert len({(trace.marker.symbol, trace.line.dash) for trace in figure.data}) == 4
+    assert "of one token" in titles(figure)[1]

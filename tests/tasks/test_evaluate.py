@@ -1,10 +1,16 @@
-"""Rows after the results contract, against what can be counted by hand on a tiny model; the wrong is listed, and plain greedy is the baseline."""
+"""Rows after the results contract, against what can be counted by hand on a tiny model; the wrong is listed, and plain greedy is the baseline.
+
+How rows are computed from files is in test_evaluate_tables, how decoders keep time in test_evaluate_decoders.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import shutil
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -14,11 +20,16 @@ from jacobi_core.decoding import greedy_batch as greedy_module
 from jacobi_core.decoding.config import Method
 from jacobi_core.hub import load_model, load_tokenizer
 from tasks import artifacts
-from tasks.evaluate import WARM_UP, EvaluateConfig, run
+from tasks.completion_files import part_file, read_completions, read_metadata
+from tasks.evaluate import EvaluateConfig, run
+from tasks.evaluate.answers import AnswerJob, AnswerWorker
+from tasks.evaluate.speed import WARM_UP
+from tasks.evaluate.stage import score
+from tasks.problem_sets import scoring
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import StageContext, UserError
 from tests.results import row as contract_row
-from tests.tasks.tiny_stage import write_split
+from tests.tasks.tiny_stage import CONTEXT_LENGTH, write_split
 
 SPEED = 3
 SAME = ("tokens", "forwards", "stop_reasons", "equals_ar")  # of a row, when run again
@@ -26,7 +37,8 @@ SAME = ("tokens", "forwards", "stop_reasons", "equals_ar")  # of a row, when run
 
 def settings(**changes) -> EvaluateConfig:
     base = {"accuracy_prompts": 5, "speed_prompts": SPEED, "block_sizes": [4, 8], "max_new_tokens": 20, "batch_size": 2, "dtype": "float64"}
-    return EvaluateConfig(**{**base, "sandbox": SandboxConfig(allow_code_execution=True), **changes})
+    alone = {"methods": ["jacobi"], "batch_sizes": [1], "references": []}
+    return EvaluateConfig(**{**base, **alone, "sandbox": SandboxConfig(allow_code_execution=True), **changes})
 
 
 def evaluate(config, inputs, output):
@@ -75,7 +87,7 @@ def test_rows_follow_the_contract(tmp_path, stage_inputs, test_prompts):
     lengths = [a["tokens"] for a in answers[:SPEED]]
     reasons = [a["stop_reason"] for a in answers[:SPEED]]
     for r in rows:
-        assert r.keys() == contract_row().keys()
+        assert r.keys() >= contract_row().keys()
         assert (r["model"], r["benchmark"], r["batch_size"], r["dtype"], r["train_tokens"]) == ("base", "tiny", 1, "float64", 0)
         assert r["prompts"] == SPEED and r["tokens"] == sum(lengths)  # warm-up not counted, EOS counted
         assert r["tpf"] == pytest.approx(r["tokens"] / r["forwards"])
@@ -92,12 +104,15 @@ def test_rows_follow_the_contract(tmp_path, stage_inputs, test_prompts):
     assert (evaluation["model"], evaluation["benchmark"], evaluation["model_path"]) == ("base", "tiny", str(stage_inputs["model"]))
     assert [a["id"] for a in answers] == [p.id for p in test_prompts]
     best = max(rows[1:], key=lambda r: r["tps"])
+    capped = rows[0]["stop_reasons"].get("length", 0) / SPEED
     assert metrics == {
         "accuracy": 0.0,
         "ar_tps": rows[0]["tps"],
         "best_tpf": best["tpf"],
         "best_speedup": best["speedup"],
         "equals_ar": 1.0,
+        "degenerate_share": 0.0,
+        "capped_share": pytest.approx(capped),
     }
 
 
@@ -138,7 +153,7 @@ def test_accuracy_is_the_share_of_answers_whose_tests_pass(tmp_path, stage_input
     tokenizer = load_tokenizer(stage_inputs["model"])
     texts = {tuple(p.input_ids): p.meta["solution"] for p in test_prompts[:2]}
 
-    def know_some(model, prompts, *, max_new_tokens, rules):
+    def know_some(model, prompts, *, max_new_tokens, rules, slots):
         answers = [tokenizer(texts.get(tuple(p), "I cannot."))["input_ids"] + [tokenizer.eos_token_id] for p in prompts]
         return [greedy_module.GreedyAnswer(torch.tensor(a), "eos") for a in answers]
 
@@ -150,24 +165,37 @@ def test_accuracy_is_the_share_of_answers_whose_tests_pass(tmp_path, stage_input
     assert [a["reason"] for a in answers] == ["passed", "passed", *["no_completion"] * 3]
     assert answers[0]["text"] == test_prompts[0].meta["solution"]
     assert [s["passed"] for s in evaluation["samples"]] == [True, True, False]
+    assert {r["timed_accuracy"] for r in evaluation["rows"]} == {0.0}  # what the timed decoders said was not made up
+
+
+def test_a_text_is_judged_once(tmp_path, stage_inputs, monkeypatch):
+    judged, original = [], scoring.score
+
+    def count(problems, texts, sandbox):
+        judged.extend((p.problem_id, t) for p, t in zip(problems, texts, strict=True))
+        return original(problems, texts, sandbox)
+
+    monkeypatch.setattr(scoring, "score", count)
+    _, evaluation, answers = evaluate(settings(methods=["jacobi", "mr"], references=["transformers"]), stage_inputs, tmp_path / "out")
+    assert len(judged) == len(set(judged)) == len(answers)  # every setting says what the answers say
+    assert evaluation["answers"] == {"prompts": 5, "degenerate": 0, "stop_reasons": Counter(a["stop_reason"] for a in answers)}
 
 
 def test_prompts_without_tests_have_no_accuracy(tmp_path, untested_inputs):
     metrics, evaluation, answers = evaluate(settings(sandbox=SandboxConfig()), untested_inputs, tmp_path / "out")
     assert "accuracy" not in metrics
-    assert {(r["accuracy"], r["accuracy_prompts"], r["benchmark"]) for r in evaluation["rows"]} == {(None, 0, "mine")}
+    assert {(r["accuracy"], r["timed_accuracy"], r["accuracy_prompts"], r["benchmark"]) for r in evaluation["rows"]} == {(None, None, 0, "mine")}
     assert all("passed" not in a for a in answers) and {s["passed"] for s in evaluation["samples"]} == {None}
 
 
-def test_no_code_runs_without_permission(tmp_path, stage_inputs, test_prompts, monkeypatch):
-    tokenizer = load_tokenizer(stage_inputs["model"])
-    solution = torch.tensor(tokenizer(test_prompts[0].meta["solution"])["input_ids"])
-    monkeypatch.setattr(greedy_module, "greedy_batch", lambda model, prompts, **_: [greedy_module.GreedyAnswer(solution, "length") for _ in prompts])
+def test_no_code_runs_without_permission(tmp_path, stage_inputs):
     with pytest.raises(UserError, match="allow_code_execution"):
         evaluate(settings(sandbox=SandboxConfig()), stage_inputs, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())  # said before anything was decoded
 
 
 def test_penalties_of_a_checkpoint_do_not_apply(tmp_path, untested_inputs, test_prompts):
+    config = settings(references=["transformers", "prompt_lookup"], batch_sizes=[1, 2])
     penalised = tmp_path / "penalised"
     shutil.copytree(untested_inputs["model"], penalised)
     file = penalised / "generation_config.json"
@@ -176,9 +204,9 @@ def test_penalties_of_a_checkpoint_do_not_apply(tmp_path, untested_inputs, test_
     assert model.generation_config.repetition_penalty == 1.3
     ids = torch.tensor([test_prompts[0].input_ids])
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20)[0, ids.shape[1] :]  # transformers does apply it
-    _, plain, answers = evaluate(settings(), untested_inputs, tmp_path / "plain")
-    _, other, other_answers = evaluate(settings(), {**untested_inputs, "model": penalised}, tmp_path / "other")
-    assert other_answers == answers
+    _, plain, answers = evaluate(config, untested_inputs, tmp_path / "plain")
+    _, other, other_answers = evaluate(config, {**untested_inputs, "model": penalised}, tmp_path / "other")
+    assert other_answers == answers and all(r["equals_ar"] == 1 for r in other["rows"])  # not in transformers' loop either
     assert load_tokenizer(penalised).decode(said, skip_special_tokens=True) != answers[0]["text"]
     for a, b in zip(plain["rows"], other["rows"], strict=True):
         assert {k: a[k] for k in SAME} == {k: b[k] for k in SAME}
@@ -198,6 +226,7 @@ def test_a_decoder_that_errs_is_found_and_listed(tmp_path, stage_inputs, unteste
     monkeypatch.setattr(generate_module, "generate", corrupt)
     metrics, evaluation, _ = evaluate(settings(), inputs, tmp_path / "out")
     assert [r["equals_ar"] for r in evaluation["rows"]] == [1.0, 1.0, pytest.approx(1 - 1 / SPEED)]
+    assert all(c.difference is None for c in read_completions(tmp_path / "out", "speed") if c.id != victim.id)
     assert metrics["equals_ar"] == pytest.approx(1 - 1 / SPEED)
     (found,) = evaluation["differences"]
     model = load_model(inputs["model"], dtype="float64")
@@ -210,10 +239,18 @@ def test_a_decoder_that_errs_is_found_and_listed(tmp_path, stage_inputs, unteste
         "problem_id": victim.meta["problem_id"] if known else str(victim.id),
         "method": "jacobi",
         "block_size": 8,
+        "batch_size": 1,
         "first_index": 2,
         "margin": pytest.approx((top[0] - top[1]).detach().item()),
         "kind": "defect",
     }
+
+
+def test_what_does_not_fit_the_model_is_refused_before_it_is_loaded(tmp_path, stage_inputs, test_prompts, monkeypatch):
+    monkeypatch.setattr("jacobi_core.hub.load_model", None)
+    room = CONTEXT_LENGTH - max(len(p.input_ids) for p in test_prompts)
+    with pytest.raises(UserError, match=rf"^evaluate\.max_new_tokens={room + 1}: .*set it to {room} or less"):
+        evaluate(settings(max_new_tokens=room + 1), stage_inputs, tmp_path / "out")
 
 
 def test_an_empty_split_is_refused(tmp_path, stage_inputs):
@@ -223,9 +260,121 @@ def test_an_empty_split_is_refused(tmp_path, stage_inputs):
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({name: 0}, name) for name in ("accuracy_prompts", "speed_prompts", "max_new_tokens", "batch_size")]
-    + [({"block_sizes": [4, 0]}, "block_size"), ({"methods": ["magic"]}, "magic")],
+    [({name: 0}, name) for name in ("accuracy_prompts", "speed_prompts", "max_new_tokens", "batch_size", "part_size")]
+    + [({"block_sizes": [4, 0]}, "block_size"), ({"methods": ["magic"]}, "magic"), ({"references": ["vllm"]}, "vllm")]
+    + [({"batch_sizes": [4]}, "batch_sizes"), ({"batch_sizes": [1, 0]}, "batch_sizes"), ({"loop_tokens": 3}, "loop_tokens")],
 )
 def test_bad_settings_are_named(changes, says):
     with pytest.raises(ValueError, match=says):
         settings(**changes)
+
+
+def test_other_peoples_decoders_and_batches_are_rows(tmp_path, stage_inputs):
+    config = settings(methods=["jacobi", "mr"], block_sizes=[8], references=["transformers", "prompt_lookup"], batch_sizes=[1, 2])
+    metrics, evaluation, answers = evaluate(config, stage_inputs, tmp_path / "out")
+    rows = {(r["method"], r["block_size"], r["batch_size"]): r for r in evaluation["rows"]}
+    assert list(rows) == [
+        *[("ar", 1, 1), ("jacobi", 8, 1), ("mr", 8, 1), ("prompt_lookup", 11, 1), ("transformers", 1, 1)],
+        *[("ar", 1, 2), ("jacobi", 8, 2), ("mr", 8, 2), ("transformers", 1, 2)],  # its prompt lookup takes one prompt
+    ]
+    spoken = sum(a["tokens"] for a in answers[:SPEED])
+    assert all(r["equals_ar"] == 1 and r["tokens"] == spoken and r["prompts"] == SPEED for r in rows.values())
+    for method in ("ar", "transformers"):
+        assert rows[method, 1, 1]["tpf"] == rows[method, 1, 2]["tpf"] == 1.0
+    for key in (("jacobi", 8), ("mr", 8)):  # a row's forwards are those of its run alone
+        assert rows[(*key, 1)]["forwards"] == rows[(*key, 2)]["forwards"]
+    for (_, _, size), r in rows.items():
+        assert r["speedup"] == pytest.approx(r["tps"] / rows["ar", 1, size]["tps"])
+        assert r["speedup_transformers"] == pytest.approx(r["tps"] / rows["transformers", 1, size]["tps"])
+    assert rows["mr", 8, 2]["speedup_prompt_lookup"] is None
+    assert rows["mr", 8, 1]["speedup_prompt_lookup"] == pytest.approx(rows["mr", 8, 1]["tps"] / rows["prompt_lookup", 11, 1]["tps"])
+    assert metrics["best_speedup_transformers"] == max(rows[k]["speedup_transformers"] for k in (("jacobi", 8, 1), ("mr", 8, 1)))
+    lengths = evaluation["accepted_lengths"]
+    for label, key in {"ar@1": ("ar", 1, 1), "jacobi@8x2": ("jacobi", 8, 2), "prompt_lookup@11": ("prompt_lookup", 11, 1)}.items():
+        assert sum(int(k) * v for k, v in lengths[label].items()) == spoken and sum(lengths[label].values()) == rows[key]["forwards"]
+
+
+def test_a_restart_goes_on_from_the_parts_that_are_there(tmp_path, stage_inputs, test_prompts, calls, monkeypatch):
+    whole = evaluate(settings(part_size=2, speed_prompts=5, speed_part=2), stage_inputs, tmp_path / "whole")
+    assert sorted(p.name for p in (tmp_path / "whole").glob("*.parquet")) == [
+        *[f"answers-00000{i}.parquet" for i in range(3)],
+        *[f"speed-00000{i}.parquet" for i in range(3)],
+    ]
+    assert read_metadata(part_file(tmp_path / "whole", "speed", 2))["device"] == "cpu"
+    original, answered = greedy_module.greedy_batch, []
+
+    def counted(model, prompts, **more):
+        answered.append(len(prompts))
+        return original(model, prompts, **more)
+
+    monkeypatch.setattr(greedy_module, "greedy_batch", counted)
+    output = tmp_path / "halfway"
+    shutil.copytree(tmp_path / "whole", output)
+    for lost in (part_file(output, "answers", 1), part_file(output, "speed", 2), output / "evaluation.json", output / "answers.json"):
+        lost.unlink()
+    calls.clear()
+    run(settings(part_size=2, speed_prompts=5, speed_part=2), stage_inputs, output, StageContext())
+    assert answered == [2]
+    assert [p for p, *_ in calls[WARM_UP * 3 :]] == [test_prompts[4].id] * 3  # after the warm-up
+    assert artifacts.read_json(output / "answers.json") == whole[2]
+    again = artifacts.read_json(output / "evaluation.json")
+    for a, b in zip(whole[1]["rows"], again["rows"], strict=True):
+        assert {k: a[k] for k in SAME} == {k: b[k] for k in SAME}
+
+
+def test_answers_are_scored_again_without_the_model(tmp_path, stage_inputs, monkeypatch):
+    metrics, evaluation, answers = evaluate(settings(), stage_inputs, tmp_path / "out")
+    monkeypatch.setattr("jacobi_core.hub.load_model", None)
+    again = tmp_path / "again"
+    again.mkdir()
+    config = settings(sandbox=SandboxConfig(allow_code_execution=True, timeout_s=5))
+    assert score(config, {**stage_inputs, "completions": tmp_path / "out"}, again, StageContext()) == metrics
+    assert artifacts.read_json(again / "evaluation.json") == evaluation and artifacts.read_json(again / "answers.json") == answers
+    assert sorted(p.name for p in again.iterdir()) == ["answers.json", "evaluation.json"]
+
+
+def test_a_worker_writes_what_this_process_would(tmp_path, stage_inputs):
+    config = settings(part_size=2)
+    evaluate(config, stage_inputs, tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    job = pickle.loads(pickle.dumps(AnswerJob(config, stage_inputs["prompts"], stage_inputs["model"], tmp_path / "there", False, 5)))
+    worker = AnswerWorker(job)
+    assert job.missing() == [0, 1, 2]
+    assert worker({"part": [2]}) == {"part": [2], "answers": [1]} and worker({"part": [0]}) == {"part": [0], "answers": [2]}
+    assert job.missing() == [1]
+    worker({"part": [1]})
+    assert list(read_completions(tmp_path / "there", "answers")) == list(read_completions(tmp_path / "here", "answers"))
+
+
+@pytest.mark.slow
+def test_answers_by_ray_actors(tmp_path, stage_inputs):
+    here = evaluate(settings(part_size=2), stage_inputs, tmp_path / "here")
+    there = evaluate(settings(part_size=2, distributed=True), stage_inputs, tmp_path / "there")
+    assert there[2] == here[2] and there[0]["accuracy"] == here[0]["accuracy"]
+    assert [(r["method"], r["tokens"], r["forwards"]) for r in there[1]["rows"]] == [
+        (r["method"], r["tokens"], r["forwards"]) for r in here[1]["rows"]
+    ]
+
+
+def test_no_ray_where_nothing_is_left_to_answer(tmp_path, stage_inputs, monkeypatch):
+    evaluate(settings(), stage_inputs, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    run(settings(distributed=True), stage_inputs, tmp_path / "out", StageContext())
+
+
+def test_reference_answers_are_compared(tmp_path, test_prompts, base_folder, monkeypatch):
+    """A mathematics set: nothing is run, and no permission is asked for."""
+    tokenizer = load_tokenizer(base_folder)
+    questions = [
+        dataclasses.replace(p, meta={"problem_set": "gsm8k", "problem_id": f"gsm8k/{i}", "answer": "1200"}) for i, p in enumerate(test_prompts)
+    ]
+    said = iter(["so it is #### 1,200", "the answer is 12", "I cannot.", "#### 1200.0", "1200 or so"])
+
+    def answer(model, prompts, **_):
+        return [greedy_module.GreedyAnswer(torch.tensor(tokenizer(next(said))["input_ids"]), "eos") for _ in prompts]
+
+    monkeypatch.setattr(greedy_module, "greedy_batch", answer)
+    inputs = {"prompts": write_split(tmp_path / "questions", questions), "model": base_folder}
+    metrics, evaluation, answers = evaluate(settings(sandbox=SandboxConfig()), inputs, tmp_path / "out")
+    assert [a["reason"] for a in answers] == ["passed", "wrong", "no_answer", "passed", "passed"] and metrics["accuracy"] == 3 / 5
+    assert {(r["accuracy"], r["accuracy_prompts"], r["benchmark"]) for r in evaluation["rows"]} == {(3 / 5, 5, "gsm8k")}

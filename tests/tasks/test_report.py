@@ -1,6 +1,7 @@
 """The report stage: the results contract, and pages that stay safe and offline whatever a model wrote."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from tasks.report import ReportConfig, git_sha, hardware, render_table, run
 from tasks.stage import StageContext, UserError
 from tests.results import ar_row, row, trained_row, write_evaluation, write_training
 
-CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "final_model", "rows", "differences"}
+CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "final_model", "rows", "differences", "parallelism"}
 HOSTILE = "print('<script>alert(1)</script>')"
 TIE = {"problem_id": "minicode/3", "method": "jacobi", "block_size": 16, "first_index": 12, "margin": 2e-6, "kind": "tie"}
 
@@ -63,8 +64,39 @@ def test_metrics_are_flat_numbers(report):
     assert metrics["round2/minicode/best_tpf"] == 5.0
     assert metrics["round2/minicode/best_speedup"] == pytest.approx(3.0)
     assert metrics["base/minicode/best_speedup"] == 1.0
+    assert metrics["round2/minicode/aup"] == pytest.approx(95 + 4 * (95 + 94 * math.exp(-3 * (1 - 94 / 95))) / 2)
     assert metrics["round1/minicode/accuracy"] == 0.95
     assert all(isinstance(value, int | float) for value in metrics.values())
+
+
+def test_headlines_are_of_our_decoder_alone(tmp_path):
+    others = [row(method="prompt_lookup", block_size=11, tpf=9.0, speedup=9.0), row(batch_size=4, tpf=8.0, speedup=8.0)]
+    theirs = {"problem_id": "minicode/3", "method": "transformers", "block_size": 1, "first_index": 2, "margin": 0.5, "kind": "defect"}
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(), row(), *others], differences=[theirs]), "export/final": tmp_path}
+    metrics = run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+    assert metrics["base/minicode/best_tpf"] == 1.0 and metrics["base/minicode/best_speedup"] == 1.0 and metrics["defects"] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<td class=left>prompt_lookup</td>") == 3  # in the tables of all settings
+
+
+def test_what_was_found_out_about_the_machine_is_shown(tmp_path):
+    trial = {"prompts": 8, "tokens": 400, "forwards": 100, "tpf": 4.0, "tps": 812.0}
+    search = {
+        "model": "round2",
+        "winner": "mr@32 (r=0.3)",
+        "rounds": [[], [{"name": "mr@32 (r=0.3)", **trial}]],
+        "heldout": [{"name": "<ar@1>", **trial}],
+    }
+    curve = {"batch_size": 4, "context": 128, "tokens": [1, 2], "seconds": [0.001, 0.002], "beside": 0.0, "knee": 1.0, "free_tokens": 1}
+    for name, content in {"search": search, "latency": {"dtype": "float32", "free_ratio": 1.1, "curves": [curve]}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.json").write_text(json.dumps(content))
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(), row()]), "export/final": tmp_path}
+    run(ReportConfig(experiment="x"), inputs | {"search": tmp_path / "search", "latency": tmp_path / "latency"}, tmp_path, StageContext())
+    results, page = json.loads((tmp_path / "results.json").read_text()), (tmp_path / "report.html").read_text()
+    assert results["search"] == search and results["latency"]["curves"] == [curve]
+    assert "| mr@32 (r=0.3) | 8 | 400 | 4.00 | 812.0 |" in (tmp_path / "results.md").read_text()
+    assert "batch 4, context 128: 1.00 ms, 1 free" in page and "&lt;ar@1&gt;" in page and "<ar@1>" not in page
 
 
 def test_rounds_are_ordered_by_number(tmp_path):
@@ -100,10 +132,19 @@ def test_page_tells_of_differences_and_equality(report, tmp_path):
 
 
 def test_markdown_table(report):
-    lines = (report[0] / "results.md").read_text().splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    assert len(table) == 8 and len({line.count("|") for line in table}) == 1
-    assert "| round2 | minicode | jacobi | 64 |" in table[6]
+    text = (report[0] / "results.md").read_text()
+    tables = {}
+    for part in text.split("## ")[1:]:
+        tables[part.splitlines()[0]] = [line for line in part.splitlines() if line.startswith("|")]
+    assert {name: len(lines) for name, lines in tables.items()} == {
+        "As in the paper's Tables 1 and 2": 2 + 5,  # of the trained models no AR row
+        "All settings": 2 + 6,
+        "Speed: spread, other decoders, prefill": 2 + 6,
+        "Stops and loops": 2 + 6,
+        "Accuracy under parallelism": 2 + 4,
+    }
+    assert all(len({line.count("|") for line in lines}) == 1 for lines in tables.values())
+    assert "| round2 | minicode | jacobi | 64 |" in tables["All settings"][6]
 
 
 def test_a_row_without_a_contract_key_is_refused(tmp_path):
@@ -131,7 +172,7 @@ def test_nan_is_refused(tmp_path):
 
 def test_console_table():
     rows = [ar_row(), trained_row("round1", 16, 4.0, accuracy=15 / 16, accuracy_prompts=16, tokens=1_234_567), row(accuracy=None, accuracy_prompts=0)]
-    text = render_table(rows)
+    text = render_table([*rows, row(batch_size=16)])  # batches are left to results.md
     table = text.split("\n\n")[0].splitlines()
     assert len(table) == 1 + 3 + 3  # titles, rows, a rule wherever the model changes
     assert all(len(line) <= 140 for line in text.splitlines())
