@@ -19,10 +19,12 @@ from tasks.base_model.stage import BaseModelConfig
 from tasks.cluster import check_workers
 from tasks.distill.config import DistillConfig
 from tasks.distill.data import check_divides
-from tasks.evaluate import EvaluateConfig
+from tasks.evaluate.config import EvaluateConfig
 from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig, TrajectorySettings
+from tasks.measure_latency import MeasureLatencyConfig
 from tasks.pack_sequences import PackSettings
 from tasks.prepare_prompts import SPLITS, PromptSettings
+from tasks.search_decoding.config import SearchDecodingConfig
 from tasks.stage import ClusterConfig, UserError
 
 
@@ -84,6 +86,9 @@ class PipelineConfig:
     pack: PackSettings = field(default_factory=PackSettings)
     distill: DistillConfig = field(default_factory=DistillConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    tune: bool = False  # measure this machine's latencies, and search the last model's fastest decoding setting
+    latency: MeasureLatencyConfig = field(default_factory=MeasureLatencyConfig)
+    search: SearchDecodingConfig = field(default_factory=SearchDecodingConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     dry_run: bool = False  # print the stage table and stop
@@ -132,11 +137,15 @@ def check(config: PipelineConfig) -> None:
         raise UserError(
             "trajectories.collect=schedule keeps no states for another schedule, and baselines=[cllm] has one of its own; use collect=all"
         )
-    split = config.evaluate.split
-    if split not in SPLITS:
-        raise UserError(f"evaluate.split={split}: there is no such split; choose one of {', '.join(SPLITS)}")
-    if getattr(config.data, split) == 0:
-        raise UserError(f"data.{split}=0 leaves nothing to evaluate on; raise it or choose another evaluate.split")
+    splits = {"evaluate.split": config.evaluate.split}
+    if config.tune:
+        splits |= {"search.split": config.search.split, "search.heldout_split": config.search.heldout_split}
+    for setting, split in splits.items():
+        if split not in SPLITS:
+            raise UserError(f"{setting}={split}: there is no such split; choose one of {', '.join(SPLITS)}")
+        if getattr(config.data, split) == 0:
+            what = "evaluate" if setting == "evaluate.split" else "measure"
+            raise UserError(f"data.{split}=0 leaves nothing to {what} on; raise it or choose another {setting}")
     check_workers(config.cluster)
     check_divides(config.distill, config.cluster.workers)
     if config.data.source.value in ("minicode", "minicode_long", "human_eval", "mbpp") and not config.evaluate.sandbox.allow_code_execution:

@@ -13,9 +13,12 @@ from pipelines.dag import Graph, Stage
 from pipelines.schema import Baseline, PipelineConfig, RoundConfig
 from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
+from tasks.carry_decoding import CarryDecodingConfig
 from tasks.distill.config import DistillConfig
+from tasks.evaluate.config import CompletionsConfig
 from tasks.export_model import ExportConfig
 from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
+from tasks.measure_latency import machine_identity
 from tasks.pack_sequences import PackConfig
 from tasks.prepare_prompts.config import GENERATED, PreparePromptsConfig, Source
 from tasks.problem_sets.human_eval import packaged_file
@@ -33,7 +36,7 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
     yield _prompts(config, identity_cache, model)
     base = BaseModelConfig(**{k: v for k, v in _fields(config.model).items() if k != "trust_remote_code"})
     yield Stage("base", "base", 1, "tasks.base_model.stage:run", base, inputs={"prompts": "prompts"}, external={"model": model})
-    yield _evaluate(config, "base", model="base")
+    yield from _evaluate(config, "base", model="base")
 
     started_from = "base"
     for number, round_ in enumerate(config.rounds, start=1):
@@ -42,7 +45,7 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
         yield _pack(config, name, _schedule(config, round_), trajectories=f"{name}/trajectories")
         yield _distill(name, _round_distill(config, round_), model=started_from)
         yield _export(config, name, round_.block_size, model=started_from)
-        yield _evaluate(config, name, model=f"{name}/export")
+        yield from _evaluate(config, name, model=f"{name}/export")
         started_from = f"{name}/export"
 
     rounds = [f"round{i + 1}" for i in range(len(config.rounds))]
@@ -53,12 +56,17 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
         budget = {f"budget/{name}": f"{name}/distill" for name in rounds}
         yield _distill("cllm", dataclasses.replace(_round_distill(config, first), max_steps=None), model="base", more_inputs=budget)
         yield _export(config, "cllm", first.block_size, model="base")
-        yield _evaluate(config, "cllm", model="cllm/export")
+        yield from _evaluate(config, "cllm", model="cllm/export")
 
     trained = [*rounds, *(b.value for b in config.baselines)]
     inputs = {f"evaluate/{name}": f"{name}/evaluate" for name in ["base", *trained]}
     inputs |= {f"distill/{name}": f"{name}/distill" for name in trained}
-    yield Stage("report", "report", 1, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": f"{rounds[-1]}/export"})
+    final = f"{rounds[-1]}/export"
+    if config.tune:
+        yield from _tune(config, final=final)
+        inputs |= {"latency": "latency", "search": "search"}
+        final = "final"
+    yield Stage("report", "report", 2, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": final})
 
 
 def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, model: str) -> Stage:
@@ -84,8 +92,23 @@ def _export(config: PipelineConfig, name: str, block_size: int, *, model: str) -
     return Stage(f"{name}/export", "export", 2, "tasks.export_model:run", settings, inputs={"model": model, "checkpoint": f"{name}/distill"})
 
 
-def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Stage:
-    return Stage(f"{name}/evaluate", "evaluate", 1, "tasks.evaluate:run", config.evaluate, inputs={"prompts": "prompts", "model": model})
+def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Iterator[Stage]:
+    """Decoded once; judged and tabulated by a stage of its own, which another sandbox or table runs again in seconds."""
+    inputs = {"prompts": "prompts", "model": model}
+    decoded = CompletionsConfig(**{f.name: getattr(config.evaluate, f.name) for f in dataclasses.fields(CompletionsConfig)})
+    yield Stage(f"{name}/completions", "completions", 1, "tasks.evaluate.stage:generate", decoded, inputs=inputs, resumable=True)
+    inputs = {**inputs, "completions": f"{name}/completions"}
+    yield Stage(f"{name}/evaluate", "evaluate", 2, "tasks.evaluate.stage:score", config.evaluate, inputs=inputs)
+
+
+def _tune(config: PipelineConfig, *, final: str) -> Iterator[Stage]:
+    """What this machine makes of the last model: figures of another machine are no answer, so the machine is part of what is asked."""
+    machine = {"machine": machine_identity()}
+    latency = dataclasses.replace(config.latency, cache=str(Path(config.paths.store, "latency")))
+    yield Stage("latency", "latency", 1, "tasks.measure_latency:run", latency, inputs={"model": "base"}, external=machine)
+    inputs = {"prompts": "prompts", "model": final}
+    yield Stage("search", "search", 1, "tasks.search_decoding:run", config.search, inputs=inputs, external=machine)
+    yield Stage("final", "final", 1, "tasks.carry_decoding:run", CarryDecodingConfig(), inputs={"model": final, "search": "search"})
 
 
 def _schedule(config: PipelineConfig, round_: RoundConfig) -> NoiseSchedule:

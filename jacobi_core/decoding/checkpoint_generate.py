@@ -6,6 +6,7 @@ The file imports this package and holds no code of the decoder, so that an expor
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from jacobi_core.decoding.hf_generate import jacobi_generate
 
 
-def checkpoint_generate(*args: Any, model: PreTrainedModel, block_size: int | None = None, **kwargs: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
+def checkpoint_generate(
+    *args: Any, model: PreTrainedModel, defaults: Mapping[str, Any] | None = None, block_size: int | None = None, **kwargs: Any
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """`model.generate(*args, **kwargs)` as transformers documents it, decoded by `jacobi_generate` (whose settings it takes too).
 
-    block_size: None is the decoder's default. A caller's own `custom_generate` goes first, without ours. transformers 5.24 hands neither
-    `streamer` nor `tokenizer` to a custom loop: they are turned into what `jacobi_generate` takes.
+    defaults: settings of the decoder that the checkpoint carries; they are a choice of one method, so a call that names a method gets none of
+    them but the block size. block_size: None is the checkpoint's, else the decoder's default. A caller's own `custom_generate` goes first,
+    without ours. transformers 5.24 hands neither `streamer` nor `tokenizer` to a custom loop: they are turned into what `jacobi_generate` takes.
     Raises ValueError for an assistant model, stop strings without their tokenizer, and where `jacobi_generate` does.
     """
     generate = type(model).generate  # of the class: the instance's own is what called us
@@ -39,23 +43,29 @@ def checkpoint_generate(*args: Any, model: PreTrainedModel, block_size: int | No
             raise ValueError("stop_strings: pass tokenizer=... too, it tells where the strings are")
         given["stop_strings"] = None  # transformers would look for the tokenizer that it drops
         given["stopping_criteria"] = [*(given.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+    carried = dict(defaults or {})
+    if "method" in given:
+        carried = {name: value for name, value in carried.items() if name == "block_size"}
     if block_size is not None:
-        given["block_size"] = block_size
+        carried["block_size"] = block_size
+    given = {**carried, **given}
     token_streamer = given.pop("streamer", None)
     return generate(model, **{**given, "custom_generate": jacobi_generate, "token_streamer": token_streamer})
 
 
-def generate_file(*, block_size: int | None) -> str:
-    """Text of a checkpoint's `custom_generate/generate.py`. block_size: its default there, None for the decoder's."""
+def generate_file(*, block_size: int | None = None, decoding: Mapping[str, Any] | None = None) -> str:
+    """Text of a checkpoint's `custom_generate/generate.py`. decoding: its defaults there (`jacobi_generate`'s parameters, plain values); without
+    them block_size alone, None for the decoder's."""
+    settings = dict(decoding) if decoding is not None else {} if block_size is None else {"block_size": block_size}
     return f'''"""Parallel decoding of this checkpoint: `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).generate(...)`.
 
 Returns exactly what greedy decoding of the weights returns, in fewer forwards. The decoder is the package jacobi-forcing.
 """
 
-BLOCK_SIZE = {block_size}  # tokens refreshed by one forward; pass block_size=... to change it
+DECODING = {settings!r}  # the decoder's settings; pass any of them to generate(...) to change it
 
 
-def generate(*args, model, block_size=BLOCK_SIZE, **kwargs):
+def generate(*args, model, **kwargs):
     try:
         from jacobi_core import checkpoint_generate
     except ImportError as error:
@@ -63,5 +73,5 @@ def generate(*args, model, block_size=BLOCK_SIZE, **kwargs):
             "this checkpoint's parallel decoder needs the package jacobi-forcing: run `pip install jacobi-forcing`, "
             "or load the checkpoint without trust_remote_code to decode one token at a time"
         ) from error
-    return checkpoint_generate(*args, model=model, block_size=block_size, **kwargs)
+    return checkpoint_generate(*args, model=model, defaults=DECODING, **kwargs)
 '''

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Tokenizer, dynamic_module_utils
 from transformers.generation import TextStreamer
 
+from jacobi_core.decoding.checkpoint_generate import generate_file
 from jacobi_core.hub import save_checkpoint
 from tests.core.tiny import random_prompts, tiny_model
 
@@ -91,7 +92,7 @@ def test_the_file_holds_no_code_of_the_decoder(export):
     (file,) = folder.rglob("*.py")
     assert file.relative_to(folder).as_posix() == "custom_generate/generate.py"
     text = file.read_text()
-    assert "BLOCK_SIZE = 16" in text
+    assert "DECODING = {'block_size': 16}" in text
     assert len(text.splitlines()) < 30
     assert "torch" not in text
     # transformers would refuse to load it where an import is missing, with its own guess at the package's name
@@ -181,3 +182,24 @@ def test_a_missing_package_is_said_with_its_remedy(export, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match="pip install jacobi-forcing"):
         model.generate(PROMPTS[0], do_sample=False, max_new_tokens=4)
+
+
+def test_a_searched_setting_is_the_default(export, monkeypatch):
+    """All of it: what a call names goes first, and a call that names another method is not mixed with it."""
+    folder = export(tiny_model(seed=3), block_size=8)
+    decoding = {"method": "running_window", "block_size": 5, "ngram": True, "drafts": 2, "verification_size": 3, "pool_size": 4}
+    (folder / "custom_generate" / "generate.py").write_text(generate_file(decoding=decoding))
+    import jacobi_core.decoding.hf_generate as hf
+
+    configs, real = [], hf.generate
+    monkeypatch.setattr(hf, "generate", lambda model, ids, config, **more: configs.append(config) or real(model, ids, config, **more))
+    model, plain = load(folder, trust=True), load(folder, trust=False)
+    asked = {"do_sample": False, "max_new_tokens": 20}
+    expected = plain.generate(PROMPTS[0], **asked).tolist()
+    for more in ({}, {"ngram": False}, {"block_size": 3}, {"method": "ar"}, {"method": "jacobi", "block_size": 7}):
+        assert model.generate(PROMPTS[0], **asked, **more).tolist() == expected
+    found = [(c.method.value, c.block_size, c.ngram, c.drafts, c.verification_size) for c in configs]
+    window = "running_window"
+    assert found == [(window, 5, True, 2, 3), (window, 5, False, 2, 3), (window, 3, True, 2, 3), ("ar", 1, False, 1, 4), ("jacobi", 7, False, 1, 4)]
+    own = model.generate(PROMPTS[0], **asked, custom_generate=lambda model, input_ids, **_: input_ids)  # a caller's own loop hears nothing of it
+    assert own.tolist() == PROMPTS[0].tolist()

@@ -14,8 +14,8 @@ from pipelines import schema
 from pipelines.stages import build_graph
 
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
-ROUND = ("trajectories", "pack", "distill", "export", "evaluate")
-SHARED = {"prompts", "base", "base/evaluate"}  # what no setting of a round reaches
+ROUND = ("trajectories", "pack", "distill", "export", "completions", "evaluate")
+SHARED = {"prompts", "base", "base/completions", "base/evaluate"}  # what no setting of a round reaches
 SMALL = ["experiment=smoke", "baselines=[cllm]"]
 
 
@@ -57,7 +57,7 @@ def test_the_command_in_an_experiment_file_names_it():
 
 
 def test_stage_ids(graph):
-    expected = ["prompts", "base", "base/evaluate"]
+    expected = ["prompts", "base", "base/completions", "base/evaluate"]
     expected += [f"round{number}/{stage}" for number in (1, 2) for stage in ROUND]
     expected += [f"cllm/{stage}" for stage in ROUND[1:]]
     assert [stage.id for stage in graph(*SMALL).stages] == [*expected, "report"]
@@ -105,8 +105,9 @@ def test_what_cannot_change_a_result_is_in_no_fingerprint(graph, override: str):
 def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
     everything = set(graph(*SMALL).fingerprints)
     second = {f"round2/{stage}" for stage in ROUND}
-    cllm = {"cllm/distill", "cllm/export", "cllm/evaluate"}  # its token budget comes from the rounds
-    evaluations = {stage for stage in everything if stage.endswith("/evaluate")}
+    cllm = {"cllm/distill", "cllm/export", "cllm/completions", "cllm/evaluate"}  # its token budget comes from the rounds
+    scores = {stage for stage in everything if stage.endswith("/evaluate")}
+    evaluations = scores | {stage for stage in everything if stage.endswith("/completions")}
     assert changed(graph, "seed=1") == everything
     assert changed(graph, "data.train=65") == everything
     assert changed(graph, "model.pretrain.steps=31") == everything
@@ -117,7 +118,19 @@ def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
     assert changed(graph, "trajectories.max_new_tokens=41") == everything - SHARED
     assert changed(graph, "distill.batch_size=4") == everything - SHARED - {"round1/trajectories", "round1/pack", "cllm/pack"}
     assert changed(graph, "evaluate.speed_prompts=2") == evaluations | {"report"}
+    assert changed(graph, "evaluate.sandbox.cpu_s=7") == scores | {"report"}  # decoded once, judged again
     assert changed(graph, "name=other") == {"report"}
+
+
+def test_tuning_is_asked_for_and_knows_its_machine(graph, monkeypatch):
+    tuned = (*SMALL, "tune=true", "data.validation=4")
+    plain, found = graph(*SMALL, "data.validation=4"), graph(*tuned)
+    assert [stage.id for stage in found.stages if stage.id not in plain.fingerprints] == ["latency", "search", "final"]
+    search = next(stage for stage in found.stages if stage.id == "search")
+    assert search.inputs["model"] == "round2/export" and found.stages[-1].inputs["export/final"] == "final"
+    monkeypatch.setattr("pipelines.stages.machine_identity", lambda: {"cpu": "another"})
+    moved = graph(*tuned).fingerprints
+    assert {name for name in moved if moved[name] != found.fingerprints[name]} == {"latency", "search", "final", "report"}
 
 
 def test_a_prompt_file_is_known_by_its_content(graph, tmp_path: Path):

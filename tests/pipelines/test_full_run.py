@@ -86,14 +86,14 @@ def test_the_page_and_the_table_are_beside_the_results(finished: tuple[Path, str
     assert "<html" in (output / "report.html").read_text()
     assert "cllm" in (output / "results.md").read_text()
     assert "mlflow ui --backend-store-uri" in printed
-    assert "[18/18] report: done" in (output / "full_run.log").read_text()
+    assert "[22/22] report: done" in (output / "full_run.log").read_text()
 
 
 def test_mlflow_shows_the_pipeline_its_stages_and_their_curves(finished: tuple[Path, str]):
     client, runs = recorded(finished[0])
     (pipeline,) = (run for run in of_kind(runs, "pipeline") if run.data.tags.get("mlflow.parentRunId") is None)
     stages = {run.data.tags["stage"]: run for run in of_kind(runs, "stage") if run.data.tags["mlflow.parentRunId"] == pipeline.info.run_id}
-    assert len(stages) == 18
+    assert len(stages) == 22
     assert {run.info.status for run in runs} == {"FINISHED"}
     for model in MODELS[1:]:
         curve = client.get_metric_history(stages[f"{model}/distill"].info.run_id, "distill/loss")
@@ -106,7 +106,7 @@ def test_a_second_run_finds_everything_and_starts_no_ray(finished: tuple[Path, s
     started = time.monotonic()
     printed = full_run(folder, "baselines=[cllm]", RAY_TMPDIR=str(tmp_path / "ray"))
     assert time.monotonic() - started < 30
-    assert len(re.findall(r"\[\d+/18\] \S+: cached", printed)) == 18
+    assert len(re.findall(r"\[\d+/22\] \S+: cached", printed)) == 22
     assert ": running" not in printed
     assert not (tmp_path / "ray").exists()
     results = [json.loads(Path(text.splitlines()[-1].partition(" ")[2].strip()).read_text()) for text in (first, printed)]
