@@ -21,22 +21,24 @@ BLOCK_SIZE, VOCABULARY, EOS = 16, 32_000, 2
 TEXT = "Write a function that takes a list of numbers and returns their running mean. " * 60
 
 
-def stub_trajectory(identity: int, prompt_ids: Sequence[int]) -> trajectory_files.TrajectoryRow:
-    """About 350 answer tokens, up to 1,024; 3 to 10 states per block, each with a longer converged prefix than the one before."""
-    rng, n = np.random.default_rng(identity), BLOCK_SIZE
-    length = int(np.clip(rng.lognormal(5.7, 0.6), 8, 1024))
-    answer = rng.integers(10, VOCABULARY, length, dtype=np.int32)
+def stub_trajectory(
+    identity: int, prompt_ids: Sequence[int], *, length: int | None = None, block_size: int = BLOCK_SIZE, vocabulary: int = VOCABULARY
+) -> trajectory_files.TrajectoryRow:
+    """3 to 10 states per block, each with a longer converged prefix than the one before. length: of the answer; by default about 350, up to 1,024."""
+    rng, n = np.random.default_rng(identity), block_size
+    length = int(np.clip(rng.lognormal(5.7, 0.6), 8, 1024)) if length is None else length
+    answer = rng.integers(10, vocabulary, length, dtype=np.int32)
     answer[-1] = EOS
     blocks = -(-length // n)
     shuffled, counts = rng.random((blocks, n)).argsort(1), rng.integers(2, 10, blocks)
-    wrong = rng.integers(1, VOCABULARY - 10, (10, n), dtype=np.int32)
+    wrong = rng.integers(1, vocabulary - 10, (10, n), dtype=np.int32)
     states = []
     for i in range(blocks):
         fixed = answer[i * n : (i + 1) * n]
         prefixes = np.sort(shuffled[i, : counts[i]])
         prefixes = np.append(prefixes[prefixes < len(fixed)], len(fixed))
-        noise = (fixed + wrong[: len(prefixes), : len(fixed)] + i) % VOCABULARY
-        noise = np.where(noise == fixed, (fixed + 1) % VOCABULARY, noise)  # so that each prefix is as long as meant
+        noise = (fixed + wrong[: len(prefixes), : len(fixed)] + i) % vocabulary
+        noise = np.where(noise == fixed, (fixed + 1) % vocabulary, noise)  # so that each prefix is as long as meant
         states.append(np.where(np.arange(len(fixed)) < prefixes[:, None], fixed, noise).astype(np.int32))
     return trajectory_files.TrajectoryRow(identity, np.asarray(prompt_ids, np.int32), answer, "eos", n, states)
 

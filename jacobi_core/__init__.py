@@ -23,7 +23,7 @@ _PUBLIC = {
     "NoiseSchedule": "jacobi_core.distillation.noise_schedule",
     "pack_trajectory": "jacobi_core.distillation.packing",
     "dense_mask": "jacobi_core.distillation.attention",
-    "loss_terms": "jacobi_core.distillation.losses",
+    "PackedLoss": "jacobi_core.distillation.losses",
 }
 __all__ = sorted(_PUBLIC)
 

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleKind, ScheduleShape
+from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleError, ScheduleShape, check_kind
 from tasks.base_model.stage import BaseModelConfig
 from tasks.cluster import check_workers
 from tasks.distill.config import DistillConfig
@@ -50,7 +50,7 @@ class RoundConfig:
 
     block_size: int = GenerateTrajectoriesConfig.block_size  # n of its trajectories
     window: int = NoiseSchedule.window  # w, in blocks
-    noise_schedule: ScheduleKind | None = None
+    noise_schedule: str | None = None
     t_min: float | None = None
     t_max: float | None = None
     learning_rate: float | None = None
@@ -63,6 +63,8 @@ class RoundConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
+        if self.noise_schedule is not None:
+            check_kind(self.noise_schedule)
 
 
 @dataclass
@@ -78,7 +80,7 @@ class PipelineConfig:
     seed: int = 0  # of everything drawn at random; single seeds can be set beside what they seed
     data: PromptSettings = field(default_factory=PromptSettings)
     model: ModelConfig = field(default_factory=ModelConfig)
-    noise_schedule: ScheduleKind = NoiseSchedule.kind
+    noise_schedule: str = NoiseSchedule.kind  # one of KINDS, or your own function as package.module:function
     schedule: ScheduleShape = field(default_factory=ScheduleShape)
     rounds: list[RoundConfig] = field(default_factory=lambda: [RoundConfig(block_size=16, window=16), RoundConfig(block_size=32, window=8)])
     baselines: list[Baseline] = field(default_factory=lambda: [Baseline.cllm])
@@ -128,6 +130,10 @@ def check(config: PipelineConfig) -> None:
     """What no single section can know."""
     if not config.rounds:
         raise UserError("rounds: at least one round is needed")
+    try:
+        check_kind(config.noise_schedule)
+    except ScheduleError as error:
+        raise UserError(str(error)) from error
     try:
         one_schedule = config.trajectories.collect is Collect.schedule
         GenerateTrajectoriesConfig(**vars(config.trajectories), schedule=NoiseSchedule() if one_schedule else None)

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleKind
+from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from pipelines.dag import Graph, Stage
+from pipelines.own_schedule import schedule_identity
 from pipelines.schema import Baseline, PipelineConfig, RoundConfig
 from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
@@ -42,20 +43,19 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
     for number, round_ in enumerate(config.rounds, start=1):
         name = f"round{number}"
         yield _trajectories(config, name, round_, model=started_from)
-        yield _pack(config, name, _schedule(config, round_), trajectories=f"{name}/trajectories")
+        yield _pack(config, name, round_, _schedule(config, round_), trajectories=f"{name}/trajectories")
         yield _distill(name, _round_distill(config, round_), model=started_from)
-        yield _export(config, name, round_.block_size, model=started_from)
+        yield _export(name, round_.block_size, model=started_from)
         yield from _evaluate(config, name, model=f"{name}/export")
         started_from = f"{name}/export"
 
     rounds = [f"round{i + 1}" for i in range(len(config.rounds))]
     if Baseline.cllm in config.baselines:
         first = config.rounds[0]
-        schedule = dataclasses.replace(_schedule(config, first), kind=ScheduleKind.random, window=1, t_min=0.0, t_max=1.0)
-        yield _pack(config, "cllm", schedule, trajectories="round1/trajectories")
+        yield _pack(config, "cllm", first, dataclasses.replace(_schedule(config, first), kind="cllm"), trajectories="round1/trajectories")
         budget = {f"budget/{name}": f"{name}/distill" for name in rounds}
         yield _distill("cllm", dataclasses.replace(_round_distill(config, first), max_steps=None), model="base", more_inputs=budget)
-        yield _export(config, "cllm", first.block_size, model="base")
+        yield _export("cllm", first.block_size, model="base")
         yield from _evaluate(config, "cllm", model="cllm/export")
 
     trained = [*rounds, *(b.value for b in config.baselines)]
@@ -73,23 +73,32 @@ def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, mod
     schedule = _schedule(config, round_) if config.trajectories.collect is Collect.schedule else None
     settings = GenerateTrajectoriesConfig(**_fields(config.trajectories), block_size=round_.block_size, schedule=schedule)
     settings = dataclasses.replace(settings, **_given(prompts=round_.prompts))
-    inputs = {"prompts": "prompts", "model": model}
-    return Stage(f"{name}/trajectories", "trajectories", 2, "tasks.generate_trajectories.stage:run", settings, inputs=inputs, resumable=True)
+    return Stage(
+        f"{name}/trajectories",
+        "trajectories",
+        2,
+        "tasks.generate_trajectories.stage:run",
+        settings,
+        inputs={"prompts": "prompts", "model": model},
+        external=schedule_identity(schedule, round_.block_size) if schedule else {},
+        resumable=True,
+    )
 
 
-def _pack(config: PipelineConfig, name: str, schedule: NoiseSchedule, *, trajectories: str) -> Stage:
-    settings = PackConfig(**_fields(config.pack), schedule=schedule)
-    return Stage(f"{name}/pack", "pack", 1, "tasks.pack_sequences:run", settings, inputs={"trajectories": trajectories})
+def _pack(config: PipelineConfig, name: str, round_: RoundConfig, schedule: NoiseSchedule, *, trajectories: str) -> Stage:
+    settings, external = PackConfig(**_fields(config.pack), schedule=schedule), schedule_identity(schedule, round_.block_size)
+    return Stage(f"{name}/pack", "pack", 2, "tasks.pack_sequences:run", settings, inputs={"trajectories": trajectories}, external=external)
 
 
 def _distill(name: str, settings: DistillConfig, *, model: str, more_inputs: dict[str, str] | None = None) -> Stage:
-    inputs = {"packed": f"{name}/pack", "model": model, **(more_inputs or {})}
-    return Stage(f"{name}/distill", "distill", 1, "tasks.distill.stage:run", settings, inputs=inputs, resumable=True)
+    inputs = {"packed": f"{name}/pack", "model": model, "prompts": "prompts", **(more_inputs or {})}
+    return Stage(f"{name}/distill", "distill", 2, "tasks.distill.stage:run", settings, inputs=inputs, resumable=True)
 
 
-def _export(config: PipelineConfig, name: str, block_size: int, *, model: str) -> Stage:
-    settings = ExportConfig(name=name, block_size=block_size, dtype=config.distill.dtype)
-    return Stage(f"{name}/export", "export", 2, "tasks.export_model:run", settings, inputs={"model": model, "checkpoint": f"{name}/distill"})
+def _export(name: str, block_size: int, *, model: str) -> Stage:
+    settings = ExportConfig(name=name, block_size=block_size)
+    inputs = {"model": model, "distill": f"{name}/distill", "packed": f"{name}/pack", "prompts": "prompts"}
+    return Stage(f"{name}/export", "export", 3, "tasks.export_model:run", settings, inputs=inputs)
 
 
 def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Iterator[Stage]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.stage import UserError
-
-if TYPE_CHECKING:
-    from jacobi_core.distillation.packing import PackedRow
 
 _INTS = pa.list_(pa.int32())
 
@@ -32,8 +30,6 @@ def schema_of(name: str, fields: list[tuple[str, pa.DataType]], *, version: int 
 
 
 PROMPTS = schema_of("prompts", [("id", pa.int64()), ("split", pa.string()), ("messages", pa.string()), ("input_ids", _INTS), ("meta", pa.string())])
-PACKED_FIELDS = ("input_ids", "position_ids", "sample", "kind", "block", "window", "labels", "teacher")
-PACKED = schema_of("packed", [*((name, _INTS) for name in PACKED_FIELDS), ("consistency_tokens", pa.int32()), ("ar_tokens", pa.int32())])
 
 
 # ---- plain files
@@ -61,11 +57,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not a readable JSON file ({error})") from error
 
 
-def write_table(path: Path, table: pa.Table, *, level: int | None = None) -> None:
-    """Atomic and durable; what a failed attempt wrote is removed. level: of zstd."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Where to write it: a temporary name, which becomes `path`, atomic and durable, unless the writer fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(table, temporary, compression="zstd", compression_level=level)
+        yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -74,17 +71,25 @@ def write_table(path: Path, table: pa.Table, *, level: int | None = None) -> Non
         raise
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def write_table(path: Path, table: pa.Table, *, level: int | None = None) -> None:
+    """Atomic and durable; what a failed attempt wrote is removed. level: of zstd."""
+    with new_file(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd", compression_level=level)
+
+
+def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    """Nothing but the footer is read. Raises UserError naming the file where it is not readable, or holds another artifact or version."""
     try:
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
+    _check_artifact(path, file.schema_arrow, schema)
+    return file
 
 
 def read_table(path: Path, schema: pa.Schema, *, columns: list[str] | None = None) -> pa.Table:
-    """All columns by default. Raises UserError naming the file where it is not readable, or holds another artifact or version than `schema`."""
-    file = _opened(path)
-    _check_artifact(path, file.schema_arrow, schema)
+    """All columns by default. Raises UserError as open_table does."""
+    file = open_table(path, schema)
     try:
         return file.read(columns=columns)
     except (OSError, pa.ArrowInvalid) as error:
@@ -92,10 +97,8 @@ def read_table(path: Path, schema: pa.Schema, *, columns: list[str] | None = Non
 
 
 def read_schema(path: Path, schema: pa.Schema) -> pa.Schema:
-    """What a file says about itself, its own metadata included. Raises as read_table does."""
-    found = _opened(path).schema_arrow
-    _check_artifact(path, found, schema)
-    return found
+    """What a file says about itself, its own metadata included. Raises UserError as open_table does."""
+    return open_table(path, schema).schema_arrow
 
 
 def _check_artifact(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
@@ -132,18 +135,12 @@ def write_prompts(folder: Path, prompts: Iterable[Prompt], *, template_sha256: s
     """In the given order; holds no more than one row group. template_sha256: of the chat template, kept in the schema's metadata."""
     metadata = {**(PROMPTS.metadata or {}), **({b"chat_template_sha256": template_sha256.encode()} if template_sha256 else {})}
     rows = ({**vars(p), "messages": json.dumps(p.messages, ensure_ascii=False), "meta": json.dumps(p.meta, ensure_ascii=False)} for p in prompts)
-    path = folder / "prompts.parquet"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with pq.ParquetWriter(temporary, PROMPTS.with_metadata(metadata), compression="zstd") as writer:
-            while group := list(islice(rows, PROMPT_ROW_GROUP)):
-                writer.write_table(pa.Table.from_pylist(group, schema=writer.schema))
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with (
+        new_file(folder / "prompts.parquet") as temporary,
+        pq.ParquetWriter(temporary, PROMPTS.with_metadata(metadata), compression="zstd") as writer,
+    ):
+        while group := list(islice(rows, PROMPT_ROW_GROUP)):
+            writer.write_table(pa.Table.from_pylist(group, schema=writer.schema))
 
 
 def read_prompts(folder: Path, split: str) -> list[Prompt]:
@@ -161,8 +158,7 @@ class PromptRows:
 
     def __init__(self, folder: Path, split: str) -> None:
         self._path = folder / "prompts.parquet"
-        self._file = _opened(self._path)
-        _check_artifact(self._path, self._file.schema_arrow, PROMPTS)
+        self._file = open_table(self._path, PROMPTS)
         ids, groups, rows = ([np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32))
         for group in range(self._file.num_row_groups):
             table = self._read_group(group, ["id", "split"])
@@ -190,39 +186,3 @@ class PromptRows:
             return self._file.read_row_group(group, columns=columns)
         except (OSError, pa.ArrowInvalid) as error:
             raise UserError(f"{self._path}: not a readable Parquet file ({error})") from error
-
-
-# ---- packed rows
-
-
-def write_packed(path: Path, rows: Iterable[PackedRow]) -> None:
-    from jacobi_core.distillation.losses import loss_counts
-
-    records = []
-    for row in rows:
-        consistency, ar = loss_counts(row).tolist()
-        records.append({**{n: getattr(row, n).tolist() for n in PACKED_FIELDS}, "consistency_tokens": consistency, "ar_tokens": ar})
-    write_table(path, pa.Table.from_pylist(records, schema=PACKED))
-
-
-class PackedRows:
-    """Random access to the packed rows of a file, by row number."""
-
-    def __init__(self, path: Path) -> None:
-        table = read_table(path, PACKED).combine_chunks()
-        self._offsets = table["input_ids"].chunk(0).offsets.to_numpy()
-        self._values = {name: table[name].chunk(0).values.to_numpy() for name in PACKED_FIELDS}
-        self.lengths = self._offsets[1:] - self._offsets[:-1]  # tokens per row
-        self.consistency_tokens = table["consistency_tokens"].to_numpy()
-        self.ar_tokens = table["ar_tokens"].to_numpy()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> PackedRow:
-        import torch
-
-        from jacobi_core.distillation.packing import PackedRow
-
-        start, stop = self._offsets[index], self._offsets[index + 1]
-        return PackedRow(**{name: torch.as_tensor(values[start:stop].copy(), dtype=torch.long) for name, values in self._values.items()})

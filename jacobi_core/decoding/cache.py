@@ -145,7 +145,7 @@ def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor | 
     implementation that takes no mask.
     """
     implementation = model.config._attn_implementation
-    if implementation == "sdpa":
+    if implementation in ("sdpa", "jacobi_packed"):  # the latter is sdpa for a model that once trained on packed rows
         return visible
     if implementation == "flex_attention":
         return block_mask(visible)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import torch
+import torch.nn.functional as F
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, nearest_state, target_count, target_ratios
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
@@ -53,36 +54,84 @@ _PADDING = {"sample": PADDING_SAMPLE, "block": -1, "window": -1, "labels": IGNOR
 
 
 def pack_trajectory(trajectory: Trajectory, schedule: NoiseSchedule) -> tuple[PackedRow, list[float]]:
-    """A row of one sample, and the noise ratio each block really got.
+    """A row of one sample, and the noise ratio each block really got. Raises ScheduleError.
 
     Consistency is counted from the first offset where noisy differs from clean, where the next token exists in the answer;
     the answer ends with its EOS, so nothing past it is ever counted, and EOS is a target but never a counted input.
     """
-    n, prompt, answer = trajectory.block_size, trajectory.prompt_ids, trajectory.answer_ids
-    targets = target_ratios(schedule, num_blocks=len(trajectory.states), block_size=n, sample_id=trajectory.id)
-    next_token = torch.cat([answer[1:], torch.tensor([IGNORE])])
-    prompt_labels = torch.full_like(prompt, IGNORE)
-    prompt_labels[-1] = answer[0]
-    none = torch.full_like(prompt, -1)
-    pieces = [PackedRow(prompt, torch.arange(len(prompt)), 0 * prompt, 0 * prompt + Kind.PROMPT, none, none, prompt_labels, none)]
-    ratios, at = [], len(prompt)
-    for i, states in enumerate(trajectory.states):
-        clean = trajectory.fixed_point(i)
-        m, start = len(clean), i * n
-        unconverged = m - converged_prefix(states, clean)
-        noisy = states[nearest_state(unconverged.tolist(), target_count(targets[i], m, schedule.rounding))]
-        offset = torch.arange(m)
-        differs = (noisy != clean).long().cumsum(0) > 0  # from the first difference on
-        counted = differs & (start + offset + 1 < len(answer))
-        position, block, window = len(prompt) + start + offset, torch.full((m,), i), torch.full((m,), i // schedule.window)
-        teacher = torch.where(counted, at + m + offset, -1)
-        ignored = torch.full((m,), IGNORE)
-        pieces.append(PackedRow(noisy, position, 0 * noisy, 0 * noisy + Kind.NOISY, block, window, ignored, teacher))
-        labels = next_token[start : start + m]
-        pieces.append(PackedRow(clean, position, 0 * clean, 0 * clean + Kind.CLEAN, block, window, labels, torch.full((m,), -1)))
-        ratios.append(float(differs.sum()) / m)
-        at += 2 * m
-    return _cat(pieces), ratios
+    n, answer, context = trajectory.block_size, trajectory.answer_ids, len(trajectory.prompt_ids)
+    # 1. of every block, the state that the schedule asks for
+    unconverged = _unconverged(trajectory)
+    targets = target_ratios(schedule, num_blocks=len(unconverged), block_size=n, sample_id=trajectory.id)
+    noisy, noise, ratios = [], [], []
+    for states, counts, target in zip(trajectory.states, unconverged, targets, strict=True):
+        m = states.shape[1]
+        chosen = nearest_state(counts, target_count(target, m, schedule.rounding))
+        noisy.append(states[chosen])
+        noise.append(counts[chosen])
+        ratios.append(counts[chosen] / m)
+    # 2. what is known of every answer token: its block, and where in the row its noisy and its clean copy stand
+    token = torch.arange(len(answer))
+    block = token // n
+    size = torch.full_like(token, n)  # of its block
+    size[block[-1] * n :] = len(answer) - block[-1] * n
+    noisy_at = context + block * n + token
+    clean_at = noisy_at + size
+    counted = (token - block * n >= size - torch.tensor(noise)[block]) & (token + 1 < len(answer))
+    # 3. the row: the prompt and padding values, then both copies
+    length = context + 2 * len(answer)
+    row = PackedRow(**{f.name: torch.full((length,), _PADDING.get(f.name, 0)) for f in fields(PackedRow)})
+    row.sample.zero_()
+    row.input_ids[:context], row.input_ids[noisy_at], row.input_ids[clean_at] = trajectory.prompt_ids, torch.cat(noisy), answer
+    row.position_ids[:context] = torch.arange(context)
+    row.kind[noisy_at], row.kind[clean_at] = int(Kind.NOISY), int(Kind.CLEAN)
+    for copy in (noisy_at, clean_at):
+        row.position_ids[copy], row.block[copy], row.window[copy] = context + token, block, block // schedule.window
+    row.labels[context - 1], row.labels[clean_at[:-1]] = answer[0], answer[1:]
+    row.teacher[noisy_at] = torch.where(counted, clean_at, -1)
+    return row, ratios
+
+
+def _unconverged(trajectory: Trajectory) -> list[list[int]]:
+    """Per block, of every state, how many tokens follow its converged prefix."""
+    n, states = trajectory.block_size, trajectory.states
+    last = states[-1].shape[1]
+    padded = torch.cat([*states[:-1], F.pad(states[-1], (0, n - last))])  # padding equals itself, and converges last
+    fixed = F.pad(trajectory.answer_ids, (0, n - last)).view(-1, n)
+    counts = torch.tensor([len(s) for s in states])
+    sizes = torch.tensor([n] * (len(states) - 1) + [last])
+    prefix = converged_prefix(padded, fixed.repeat_interleave(counts, 0))
+    found = (sizes.repeat_interleave(counts) - prefix).clamp(min=0)
+    return [block.tolist() for block in found.split(counts.tolist())]
+
+
+def split_sample(row: PackedRow, *, max_length: int) -> list[PackedRow]:
+    """A sample that is too long for a row as pieces that are not, cut between windows; a window that fits none is left out.
+
+    A piece sees all clean text before it as its prompt. Positions, blocks and windows keep their numbers, and every loss token is in
+    exactly one piece: that of its own window. A piece's last clean token has a label that is the first token of the next piece.
+    """
+    pieces, first, windows = [], 0, int(row.window.max()) + 1
+    noisy = row.kind == Kind.NOISY
+    while first < windows:
+        earlier = (row.window < first) & ~noisy
+        # tokens of the piece, if it ended after each window from `first` on
+        own = torch.bincount(row.window[row.window >= first] - first)
+        fitting = int((earlier.sum() + own.cumsum(0) <= max_length).sum())
+        if fitting:
+            keep = earlier | ((row.window >= first) & (row.window < first + fitting))
+            pieces.append(_piece(row, keep, prompt=earlier & (first > 0)))
+        first += max(1, fitting)
+    return pieces
+
+
+def _piece(row: PackedRow, keep: torch.Tensor, *, prompt: torch.Tensor) -> PackedRow:
+    """The kept tokens; those of `prompt` without block, window and loss."""
+    moved = keep.cumsum(0) - 1
+    changed = {"kind": int(Kind.PROMPT), "block": -1, "window": -1, "labels": IGNORE, "teacher": -1}
+    teacher = torch.where(row.teacher >= 0, moved[row.teacher], -1)
+    values = {**vars(row), "teacher": teacher}
+    return PackedRow(**{name: (value.masked_fill(prompt, changed[name]) if name in changed else value)[keep] for name, value in values.items()})
 
 
 def join_samples(samples: Sequence[PackedRow]) -> PackedRow:

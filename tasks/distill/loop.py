@@ -1,110 +1,173 @@
-"""The training loop of one rank: data -> loss -> step -> report -> checkpoint. Knows torch and FSDP2, not Ray.
+"""The training loop of one rank: data -> loss -> step -> log -> probe -> checkpoint. Knows torch and FSDP2, not Ray, and no files.
 
-The caller supplies the two callables that reach outside: `log` (numbers at a step) and `save` (a checkpoint).
+Whatever cuts a run up (ranks, accumulation, a stop, a resume) leaves its result as it is: a step's rows, its dropout and its loss weights
+are functions of the config and the step alone.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
-from transformers import PreTrainedModel, get_scheduler
 
-from jacobi_core.distillation.losses import LossTerms, loss_terms
-from jacobi_core.distillation.packing import PackedRow, batch_rows
-from tasks.artifacts import PackedRows
+from jacobi_core.distillation.losses import PackedLoss
+from jacobi_core.distillation.packing import IGNORE, PackedRow, batch_rows
 from tasks.distill import checkpoint
 from tasks.distill.config import DistillConfig
+from tasks.distill.curves import Curves
 from tasks.distill.data import StepPlan
-
-LENGTH_MULTIPLE = 64  # batches are padded to a multiple of this, so that few shapes occur
+from tasks.distill.optimizer import clip_gradients, make_optimizer
+from tasks.distill.prefetch import Prefetch
+from tasks.packed_files import PackedRows
+from tasks.stage import UserError
 
 
 @dataclass
+class Probing:
+    """What the watch over the model has said so far. Equal on every rank."""
+
+    points: list[dict[str, float]] = field(default_factory=list)  # step and metrics
+    best: dict[str, float] | None = None  # the healthy one with the most tokens per forward
+    verdict: str | None = None  # why training ended early
+
+
 class Trainer:
-    """One rank's side of the distillation of `model` (already sharded, or plain in a single process)."""
+    """One rank's side of the distillation by `loss`, a PackedLoss (already sharded, or plain in a single process)."""
 
-    model: PreTrainedModel
-    rows: PackedRows
-    plan: StepPlan
-    config: DistillConfig
-    rank: int = 0
-    workers: int = 1
-    step: int = 0
-    curves: list[dict[str, float]] = field(default_factory=list)
+    def __init__(self, loss: PackedLoss, rows: PackedRows, plan: StepPlan, config: DistillConfig, *, rank: int = 0, workers: int = 1) -> None:
+        self.loss, self.rows, self.plan, self.config, self.rank, self.workers = loss, rows, plan, config, rank, workers
+        self.device = next(loss.parameters()).device
+        self.optimizer, self.scheduler = make_optimizer(loss, config, total_steps=plan.total_steps)
+        self.curves = Curves(window=loss.window, ar_weight=config.ar_weight, device=self.device, workers=workers)
+        self.probing = Probing()
+        self.step = 0  # finished ones: the position in data, schedule and random numbers
+        self._saved = 0  # step of the last checkpoint
+        self._tokens = np.concatenate([[0], rows.lengths[plan.order].reshape(-1, plan.batch_size).sum(1).cumsum()])  # packed, after each step
+        self._norm = torch.zeros((), device=self.device)
+        self._seconds, self._since = 0.0, time.monotonic()
 
-    def __post_init__(self) -> None:
-        c = self.config
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=c.learning_rate, weight_decay=c.weight_decay, betas=(0.9, 0.95))
-        warmup = round(c.warmup_share * self.plan.total_steps)
-        self.scheduler = get_scheduler(c.lr_schedule.value, self.optimizer, num_warmup_steps=warmup, num_training_steps=self.plan.total_steps)
-        self._sums = torch.zeros(5, dtype=torch.float64, device=self.device)  # consistency, ar, agreement, their two token counts
+    @property
+    def tokens(self) -> int:
+        """Packed tokens trained on so far."""
+        return self.tokens_after(self.step)
+
+    def tokens_after(self, step: int) -> int:
+        return int(self._tokens[step])
+
+    @property
+    def seconds(self) -> float:
+        """Of training, in all processes that had a part in it: what a killed one did after its last checkpoint is lost."""
+        return self._seconds + time.monotonic() - self._since
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train: the plan's last step is done, or the probe has ended it."""
+        return self.step == self.plan.total_steps or self.probing.verdict is not None
+
+    def state(self) -> dict[str, Any]:
+        """All but the tensors, as JSON types."""
+        return {
+            "step": self.step,
+            "scheduler": self.scheduler.state_dict(),
+            "curves": self.curves.state(),
+            "probing": vars(self.probing),
+            "seconds": self.seconds,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Collective."""
+        self._check_gradients()
+        checkpoint.save(folder, self.loss, self.optimizer, self.state(), rank=self.rank)
+        self._saved = self.step
 
     def resume(self, folder: Path) -> None:
-        """Continue exactly where the checkpoint in `folder` was taken."""
-        progress = checkpoint.load(folder, self.model, self.optimizer)
-        self.step, self.curves = progress["step"], progress["curves"]
-        self.scheduler.load_state_dict(progress["scheduler"])
+        """Continue exactly where the checkpoint in `folder` was taken, by however many ranks. Collective."""
+        state = checkpoint.load(folder, self.loss, self.optimizer)
+        self.step = self._saved = state["step"]
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.curves.load_state(state["curves"], tokens=self.tokens)
+        self.probing = Probing(**state["probing"])
+        self._seconds, self._since = state["seconds"], time.monotonic()
 
-    def progress(self) -> dict[str, Any]:
-        return {"step": self.step, "scheduler": self.scheduler.state_dict(), "curves": self.curves}
+    def run(
+        self,
+        *,
+        log: Callable[[dict[str, float], int], None],
+        save: Callable[[Trainer], None],
+        probe: Callable[[Trainer], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Train until `finished`, or until stop() says so, on every rank at the same step.
 
-    def run(self, *, log: Callable[[dict[str, float], int], None], save: Callable[[Trainer], None]) -> None:
-        """Train to the plan's last step."""
-        self.model.train()
-        while self.step < self.plan.total_steps:
-            gradient_norm = self._train_step()
-            self.step += 1
-            last = self.step == self.plan.total_steps
-            if self.step % self.config.log_every == 0 or last:
-                point = self._point(gradient_norm)
-                self.curves.append({"step": self.step, **point})
-                log(point, self.step)
-            if self.step % self.config.checkpoint_every == 0 or last:
+        log: numbers at a step; save: a checkpoint, by Trainer.save; probe: measures the model and enters it into `probing`.
+        Raises UserError where a gradient is no number.
+        """
+        batches = Prefetch(self._load, stop=self.plan.total_steps)
+        self.loss.train()
+        try:
+            while not self.finished and not stop():
+                norm = self._train_step(batches(self.step))
+                self.step += 1
+                last = self.step == self.plan.total_steps
+                if self.step % self.config.log_every == 0 or last:
+                    self._check_gradients()
+                    log(self._point(norm, batches.waited), self.step)
+                probed = probe is not None and (self.step % self.config.probe.every == 0 or last)
+                if probed:
+                    self._check_gradients()
+                    probe(self)
+                    self.loss.train()
+                if not last and (probed or self.step % self.config.checkpoint_every == 0):
+                    save(self)
+            if self.step != self._saved:
                 save(self)
+        finally:
+            batches.close()
 
-    def _train_step(self) -> torch.Tensor:
-        # 1. every loss is divided by its token count over the whole global batch: who computes which row cannot matter
+    def _load(self, step: int) -> list[PackedRow]:
+        """This rank's forwards of a step, on the CPU."""
+        shares = self.plan.share(step, rank=self.rank, workers=self.workers, accumulation=self.config.accumulation)
+        return [batch_rows(self.rows.read(share), multiple_of=self.rows.bucket) for share in shares]
+
+    def _train_step(self, batches: list[PackedRow]) -> torch.Tensor:
+        # 1. every loss is divided by its token count over the whole global batch: who computes which row cannot matter.
+        #    FSDP2 averages gradients over ranks, hence the factor
         numbers = self.plan.rows(self.step)
-        consistency_tokens = max(1, int(self.rows.consistency_tokens[numbers].sum()))
-        ar_tokens = max(1, int(self.rows.ar_tokens[numbers].sum()))
-        # 2. forwards and backwards; FSDP2 averages gradients over ranks, hence the factor
-        for share in self.plan.share(self.step, rank=self.rank, workers=self.workers, accumulation=self.config.accumulation):
-            batch = batch_rows([self.rows[i] for i in share], multiple_of=LENGTH_MULTIPLE).to(self.device)
-            terms = loss_terms(self.model, batch, variant=self.config.mask, temperature=self.config.temperature)
-            loss = terms.consistency / consistency_tokens + self.config.ar_weight * terms.ar / ar_tokens
-            (loss * self.workers).backward()
-            self._count(terms, batch)
+        consistency_weight = self.workers / max(1, int(self.rows.consistency_tokens[numbers].sum()))
+        ar_weight = self.workers * self.config.ar_weight / max(1, int(self.rows.ar_tokens[numbers].sum()))
+        # 2. forwards and backwards; dropout of a forward depends on its rows' place in the step, not on who computes it
+        for number, batch in enumerate(batches):
+            torch.manual_seed(_seed(self.config.seed, self.step, self.rank * self.config.accumulation + number))
+            labels = int((batch.labels != IGNORE).sum())
+            terms = self.loss(batch.to(self.device), consistency_weight=consistency_weight, ar_weight=ar_weight)
+            terms.loss.backward()
+            self.curves.add(terms, labels)
         # 3. one optimizer step
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm = clip_gradients(self.loss, self.config.max_grad_norm)
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
+        self.curves.end_step()
+        self._norm = self._norm + norm.detach()  # no number once one was none: asked when somebody waits for the device anyway
         return norm
 
-    def _count(self, terms: LossTerms, batch: PackedRow) -> None:
-        counts = [(batch.teacher >= 0).sum(), (batch.labels >= 0).sum()]
-        self._sums += torch.stack([t.detach().double() for t in (terms.consistency, terms.ar, terms.agreement, *counts)])
+    def _point(self, norm: torch.Tensor, waited: float) -> dict[str, float]:
+        rate = self.scheduler.get_last_lr()[0]
+        return self.curves.point(self.step, gradient_norm=float(norm), learning_rate=rate, tokens=self.tokens, waited=waited)
 
-    def _point(self, norm: torch.Tensor) -> dict[str, float]:
-        """Means since the last point, over all ranks. Collective."""
-        if self.workers > 1:
-            dist.all_reduce(self._sums)
-            norm = norm.full_tensor()
-        consistency, ar, agreement, noisy, labelled = self._sums.tolist()
-        self._sums.zero_()
-        consistency, ar = consistency / max(noisy, 1), ar / max(labelled, 1)
-        return {
-            "loss": consistency + self.config.ar_weight * ar,
-            "consistency": consistency,
-            "ar": ar,
-            "agreement": agreement / max(noisy, 1),  # share of counted noisy tokens whose argmax is the teacher's
-            "gradient_norm": float(norm),
-            "learning_rate": self.scheduler.get_last_lr()[0],
-            "tokens": int(self.rows.lengths[self.plan.order[: self.step * self.plan.batch_size]].sum()),
-        }
+    def _check_gradients(self) -> None:
+        """The norm is the same on every rank, so all of them raise."""
+        if not torch.isfinite(self._norm):
+            raise UserError(
+                f"distill: a gradient was not a finite number at or before step {self.step}; nothing of it was saved. Lower distill.learning_rate "
+                f"({self.config.learning_rate:g}), raise distill.warmup_share or distill.temperature, and run again"
+            )
+
+
+def _seed(*position: int) -> int:
+    return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

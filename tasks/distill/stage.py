@@ -1,62 +1,70 @@
-"""Stage `roundN/distill`: Ray Train runs the loop on every worker; a killed worker or driver goes on from the last checkpoint."""
+"""Stage `roundN/distill`: Ray Train runs the loop on every worker; killed workers, a killed driver and a polite stop go on from the last
+checkpoint, and end with the same weights."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tasks import artifacts
-from tasks.distill.config import DistillConfig
+from tasks.distill.config import DistillConfig, Select
 from tasks.distill.data import StepPlan, check_divides
-from tasks.stage import Reporter, StageContext
+from tasks.distill.job import DistillJob
+from tasks.distill.stopping import stop_politely
+from tasks.packed_files import PackedRows
+from tasks.stage import StageContext, UserError
 
 log = logging.getLogger(__name__)
 
 
 def run(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """inputs: packed, model; and where this run must see as many tokens as other distillations, those as budget/NAME.
+    """inputs: packed, model; with a probe also prompts; and where this run must see as many tokens as other distillations, those as budget/NAME.
 
-    Writes checkpoint/ (torch DCP) and training.json. Raises UserError where the batch cannot be shared by the workers.
+    Writes weights/ (the selected weights, without tokenizer; adapters only with LoRA) and training.json. Raises UserError where the batch
+    cannot be shared by the workers, where rows and model do not fit, and where the probe saw the model collapse (see Select).
     """
     check_divides(config, context.cluster.workers)
     budget = sum(artifacts.read_json(path / "training.json")["train_tokens"] for name, path in inputs.items() if name.startswith("budget/"))
-    rows = artifacts.PackedRows(inputs["packed"] / "packed.parquet")
-    plan = StepPlan.make(config, rows.lengths, token_budget=budget or None)
-    log.info("distill: %d steps of %d rows, %d tokens", plan.total_steps, plan.batch_size, int(rows.lengths[plan.order].sum()))
-    started = time.monotonic()
-    progress = _fit(config, inputs, output, context, budget)
-    training = {"curves": progress["curves"], "train_tokens": progress["curves"][-1]["tokens"], "seconds": time.monotonic() - started}
-    artifacts.write_json(output / "training.json", training)
-    last = progress["curves"][-1]
-    return {"steps": progress["step"], "train_tokens": training["train_tokens"], **{k: last[k] for k in ("loss", "consistency", "ar", "agreement")}}
+    job = DistillJob(
+        config=config,
+        packed=inputs["packed"] / "packed.parquet",
+        model=inputs["model"],
+        prompts=inputs.get("prompts"),
+        output=output,
+        token_budget=budget or None,
+        threads=context.cluster.threads_per_worker,
+        trust_remote_code=context.trust_remote_code,
+        report=context.report,
+    )
+    if not job.training.exists():
+        rows = PackedRows(job.packed)
+        plan = StepPlan.make(config, rows.lengths, token_budget=job.token_budget)
+        log.info("distill: %d steps of %d rows, %d tokens", plan.total_steps, plan.batch_size, int(rows.lengths[plan.order].sum()))
+        _fit(job, context)
+    shutil.rmtree(job.storage, ignore_errors=True)
+    training = artifacts.read_json(job.training)
+    _check_collapse(job, training)
+    shutil.rmtree(job.best, ignore_errors=True)
+    return _metrics(training)
 
 
-def _fit(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context: StageContext, budget: int) -> dict[str, Any]:
+def _fit(job: DistillJob, context: StageContext) -> None:
+    """Until training.json is there. Raises what a worker raised, in one line where that was a UserError."""
     from tasks.cluster import start_ray, worker_env
 
-    start_ray(context.cluster)
+    cluster = context.cluster
+    start_ray(cluster)
     from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    cluster, storage = context.cluster, output / "ray"
+    from tasks.distill.worker import train_worker
+
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config={
-            "config": asdict(config),
-            "packed": str(inputs["packed"]),
-            "model": str(inputs["model"]),
-            "budget": budget,
-            "threads": cluster.threads_per_worker,
-            "trust": context.trust_remote_code,
-            "report": context.report,
-        },
+        train_loop_config={"job": job},
         torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=cluster.workers,
@@ -65,68 +73,47 @@ def _fit(config: DistillConfig, inputs: Mapping[str, Path], output: Path, contex
         ),
         run_config=RunConfig(  # the same name and storage as an interrupted run's: Ray Train hands its last checkpoint to the workers
             name="train",
-            storage_path=str(storage),
+            storage_path=str(job.storage),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=3),
             logging_config=LoggingConfig(log_level="WARNING"),
             worker_runtime_env={"env_vars": worker_env(cluster)},
         ),
     )
-    result = trainer.fit()
-    with result.checkpoint.as_directory() as folder:
-        shutil.rmtree(output / "checkpoint", ignore_errors=True)
-        shutil.copytree(folder, output / "checkpoint")
-    shutil.rmtree(storage)
-    return artifacts.read_json(output / "checkpoint" / "progress.json")
+    job.refused.unlink(missing_ok=True)
+    failure: Exception | None = None
+    try:
+        stop_politely(trainer.fit, job.stop)
+    except Exception as error:
+        failure = error
+    if job.refused.exists():
+        message = job.refused.read_text(encoding="utf-8")
+        job.refused.unlink()
+        raise UserError(message) from failure
+    if failure:
+        raise failure
 
 
-def train_worker(settings: dict[str, Any]) -> None:
-    """What every Ray Train worker runs."""
-    import ray.train
-    import torch
-
-    from jacobi_core.hub import load_model
-    from tasks.distill import checkpoint
-    from tasks.distill.loop import Trainer
-    from tasks.distill.sharding import shard
-
-    torch.set_num_threads(settings["threads"])
-    config, report = DistillConfig(**settings["config"]), settings["report"]
-    context = ray.train.get_context()
-    rank, workers = context.get_world_rank(), context.get_world_size()
-    rows = artifacts.PackedRows(Path(settings["packed"]) / "packed.parquet")
-    plan = StepPlan.make(config, rows.lengths, token_budget=settings["budget"] or None)
-    model = load_model(settings["model"], dtype=config.dtype, trust_remote_code=settings["trust"])
-    trainer = Trainer(shard(model, workers=workers), rows, plan, config, rank=rank, workers=workers)
-    started = ray.train.get_checkpoint()
-    if started is not None:
-        with started.as_directory() as folder:
-            trainer.resume(Path(folder))
-
-    watch = _Progress(report, plan.total_steps) if rank == 0 else None
-
-    def save(trainer: Trainer) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint.save(Path(folder), trainer.model, trainer.optimizer, trainer.progress(), rank=rank)
-            ray.train.report({"step": trainer.step}, checkpoint=ray.train.Checkpoint.from_directory(folder))
-
-    trainer.run(log=watch or (lambda point, step: None), save=save)
+def _check_collapse(job: DistillJob, training: Mapping[str, Any]) -> None:
+    """A collapse is an error unless the best weights are wanted and there are some. training.json stays: the same command says so again."""
+    if training["verdict"] is None:
+        return
+    if job.config.select is Select.best and training["selected_step"] is not None:
+        log.warning("distill: %s; training ended there, the weights of step %d are taken", training["verdict"], training["selected_step"])
+        return
+    kept = f"the best weights before it are in {job.best / str(training['best_step'])}" if training["best_step"] else "no probe before it was healthy"
+    other = ", or set distill.select=best to take those" if training["best_step"] else ""
+    raise UserError(f"distill: {training['verdict']}; {kept}. Lower distill.learning_rate or raise distill.ar_weight{other}")
 
 
-class _Progress:
-    """Rank 0's voice: curves to the tracker, a line to the terminal every few seconds."""
-
-    def __init__(self, report: Reporter, total_steps: int) -> None:
-        self.report, self.total_steps, self.started, self.printed = report, total_steps, time.monotonic(), 0.0
-        self.first: tuple[int, float] | None = None
-
-    def __call__(self, point: dict[str, float], step: int) -> None:
-        self.report({f"distill/{name}": value for name, value in point.items()}, step)
-        now = time.monotonic()
-        self.first = self.first or (point["tokens"], now)
-        if now - self.printed > 10 or step == self.total_steps:
-            self.printed = now
-            rate = (point["tokens"] - self.first[0]) / max(now - self.first[1], 1e-9)
-            text = "  ".join(f"{k} {point[k]:.4f}" for k in ("consistency", "ar", "agreement"))
-            sys.stdout.write(f"distill: step {step}/{self.total_steps}  {text}  {rate:.0f} packed tokens/s\n")  # Ray Train prints print() twice
-            sys.stdout.flush()
+def _metrics(training: Mapping[str, Any]) -> dict[str, float]:
+    last = training["curves"][-1]
+    metrics = {"steps": training["steps"], "train_tokens": training["train_tokens"]}
+    metrics |= {name: last[name] for name in ("loss", "consistency", "ar", "agreement", "tokens_per_second", "data_wait_share")}
+    if training["probes"]:
+        selected = next((p for p in training["probes"] if p["step"] == training["selected_step"]), training["probes"][-1])
+        metrics |= {f"probe_{name}": value for name, value in selected.items() if isinstance(value, float)}
+        metrics["selected_step"] = training["selected_step"]
+    if training["collapsed_at"] is not None:
+        metrics["collapsed_at"] = training["collapsed_at"]
+    return metrics

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.equivalence import compare_with_ar
 from jacobi_core.decoding.generate import generate
-from jacobi_core.distillation.losses import loss_terms
+from jacobi_core.distillation.attention_variant import Backend
+from jacobi_core.distillation.losses import PackedLoss
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.distillation.packing import batch_rows, pack_trajectory
 from jacobi_core.trajectories.collect import collect
@@ -49,7 +52,26 @@ def test_trajectories_and_losses_equal_the_cpu():
         rules = tiny_rules(model, eos_ids=(10, 20))
         found = collect(model, random_prompts(3, seed=9), [1, 2, 3], block_size=4, max_new_tokens=18, seed=0, rules=rules).trajectories
         batch = batch_rows([pack_trajectory(t, NoiseSchedule(window=2))[0] for t in found]).to(torch.device(device))
-        terms = loss_terms(model, batch)
-        results.append(([[s.tolist() for s in t.states] for t in found], terms.consistency.item(), terms.ar.item()))
+        terms = PackedLoss(model, window=2, backend=Backend.dense)(batch)
+        terms.loss.backward()
+        numbers = [terms.loss, *terms.consistency, terms.ar, *terms.noisy_tokens, terms.agreement, *(p.grad.norm() for p in model.parameters())]
+        results.append(([[s.tolist() for s in t.states] for t in found], [n.item() for n in numbers]))
     assert results[0][0] == results[1][0]
-    assert results[1][1:] == pytest.approx(results[0][1:])
+    assert results[1][1] == pytest.approx(results[0][1])
+
+
+def test_the_loss_waits_for_the_device_once(monkeypatch):
+    """Every other wait would let the device run dry between chunks."""
+    model = tiny_model(seed=6).cuda()
+    found = collect(model, random_prompts(3, seed=9), [1, 2, 3], block_size=4, max_new_tokens=18, seed=0, rules=tiny_rules(model)).trajectories
+    batch = batch_rows([pack_trajectory(t, NoiseSchedule(window=2))[0] for t in found]).to(torch.device("cuda"))
+    loss = PackedLoss(model, window=2, backend=Backend.dense)
+    loss(batch).loss.backward()
+    inputs = loss._attention(batch)  # the mask's own business
+    monkeypatch.setattr(loss, "_attention", lambda batch: inputs)
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        loss(batch).loss.backward()
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in waits if "synchroniz" in str(w.message)]) <= 1

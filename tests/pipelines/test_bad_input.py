@@ -94,7 +94,11 @@ CONFIG_MISTAKES = {
     "evaluate.split=tst": "evaluate.split=tst: there is no such split; choose one of train, validation, test",
     "evaluate.sandbox.allow_code_execution=false": "evaluate.sandbox.allow_code_execution is false",
     # wrong kinds of value
-    "noise_schedule=zigzag": "noise_schedule: Invalid value 'zigzag', expected one of [linear, random, reverse]",
+    "noise_schedule=zigzag": "noise_schedule=zigzag: no such schedule; known: linear, random, reverse, cllm, or your own as package.module:function",
+    "rounds.1.noise_schedule=zigzag": "rounds.1.noise_schedule=zigzag: no such schedule; known: linear, random, reverse, cllm, or your own",
+    "noise_schedule=no_such_module:ramp": "noise_schedule=no_such_module:ramp: cannot be imported (ModuleNotFoundError: No module",
+    "rounds.1.noise_schedule=math.pi": "noise_schedule=math.pi: is a float, not a function",
+    "pack.too_long=keep": "pack.too_long: Invalid value 'keep', expected one of [drop, split]",
     "rounds.0.block_size=abc": "rounds.0.block_size: Value 'abc' of type 'str' could not be converted to Integer",
     "baselines=[clm]": "baselines.0: Invalid value 'clm', expected one of [cllm]",
     "rounds.7.window=2": "rounds.7: there is no such entry to change; give the list as a whole",

@@ -114,19 +114,24 @@ def test_a_second_run_finds_everything_and_starts_no_ray(finished: tuple[Path, s
 
 
 @pytest.mark.slow
-def test_a_sweep_over_schedules_generates_trajectories_once(tmp_path: Path):
-    printed = full_run(tmp_path, "-m", "noise_schedule=linear,random,reverse", "until=round1/pack")
+def test_a_sweep_over_schedules_and_masks_trains_each_and_generates_trajectories_once(tmp_path: Path):
+    cells = ["noise_schedule=linear,random,reverse", "distill.mask=nc,nc_ic"]
+    printed = full_run(tmp_path, "-m", *cells, "rounds.0.window=2", "until=round1/distill")
     assert printed.count("round1/trajectories: running") == 1
-    assert printed.count("round1/trajectories: cached") == 2
-    assert printed.count("round1/pack: running") == 3
+    assert printed.count("round1/trajectories: cached") == 5
+    assert (printed.count("round1/pack: running"), printed.count("round1/pack: cached")) == (3, 3)
+    trained = [json.loads(path.read_text()) for path in tmp_path.glob("store/distill-*/training.json")]
+    assert len({tuple(point["consistency"] for point in training["curves"]) for training in trained}) == 6
+    assert len({training["train_tokens"] for training in trained}) == 1  # rows are as long under every schedule
+    assert all(training["curves"][-1]["loss"] < training["curves"][0]["loss"] for training in trained)
     _, runs = recorded(tmp_path)
     (sweep,) = of_kind(runs, "sweep")
     pipelines = of_kind(runs, "pipeline")
-    assert len(pipelines) == 3
+    assert len(pipelines) == 6
     assert {run.data.tags["mlflow.parentRunId"] for run in pipelines} == {sweep.info.run_id}
     assert {run.data.params["noise_schedule"] for run in pipelines} == {"linear", "random", "reverse"}
     parents = [run.data.tags["mlflow.parentRunId"] for run in of_kind(runs, "stage")]
-    assert sorted(parents) == sorted([run.info.run_id for run in pipelines] * 4)
+    assert sorted(parents) == sorted([run.info.run_id for run in pipelines] * 5)
     assert {run.info.status for run in runs} == {"FINISHED"}
 
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from jacobi_core.distillation.losses import loss_counts
-from jacobi_core.distillation.noise_schedule import NoiseSchedule
-from jacobi_core.distillation.packing import join_samples, pack_trajectory
 from tasks import artifacts, trajectory_files
 from tasks.artifacts import Prompt, prompt_id
 from tasks.stage import UserError
@@ -118,42 +113,6 @@ def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
     assert artifacts.read_json(tmp_path / "a.json") == {"old": True}
 
 
-# ---- packed rows
-
-
-def packed_rows():
-    schedule = NoiseSchedule(window=2)
-    first, second, third = (pack_trajectory(t, schedule)[0] for t in trajectories())
-    return [join_samples([first, second]), third, second]
-
-
-def test_packed_rows_are_read_in_any_order(tmp_path):
-    rows = packed_rows()
-    artifacts.write_packed(tmp_path / "packed.parquet", rows)
-    found = artifacts.PackedRows(tmp_path / "packed.parquet")
-    assert len(found) == 3
-    assert found.lengths.tolist() == [len(r) for r in rows] and len(set(found.lengths.tolist())) == 3
-    assert [found.consistency_tokens.tolist(), found.ar_tokens.tolist()] == torch.stack([loss_counts(r) for r in rows], 1).tolist()
-    order = list(range(3)) * 3
-    random.Random(0).shuffle(order)
-    for index in order:
-        for name in artifacts.PACKED_FIELDS:
-            value = getattr(found[index], name)
-            assert value.dtype == torch.long
-            assert value.tolist() == getattr(rows[index], name).tolist(), (index, name)
-    found[0].input_ids.fill_(-5)  # a row belongs to its reader
-    assert found[0].input_ids.tolist() == rows[0].input_ids.tolist()
-    with pytest.raises(IndexError):
-        found[3]
-
-
-def test_a_single_packed_row_round_trips(tmp_path):
-    artifacts.write_packed(tmp_path / "packed.parquet", packed_rows()[1:2])
-    found = artifacts.PackedRows(tmp_path / "packed.parquet")
-    assert len(found) == 1
-    assert found[0].input_ids.tolist() == packed_rows()[1].input_ids.tolist()
-
-
 # ---- files that are not what they should be
 
 
@@ -175,15 +134,13 @@ def wrong_files(path):
     yield lambda: path.unlink(), "not a readable Parquet file"
 
 
-@pytest.mark.parametrize("kind", ["prompts", "packed", "part-000000"])
+@pytest.mark.parametrize("kind", ["prompts", "part-000000"])
 def test_a_wrong_file_is_refused_by_name(tmp_path, kind):
     path = tmp_path / f"{kind}.parquet"
     artifacts.write_prompts(tmp_path, prompts())
-    artifacts.write_packed(tmp_path / "packed.parquet", packed_rows())
     trajectory_files.write_trajectories(trajectory_files.trajectory_part(tmp_path, 0), trajectories())
     read = {
         "prompts": lambda: artifacts.read_prompts(tmp_path, "train"),
-        "packed": lambda: artifacts.PackedRows(path),
         "part-000000": lambda: list(trajectory_files.read_trajectories(tmp_path)),
     }[kind]
     good = path.read_bytes()
@@ -199,8 +156,9 @@ def test_a_wrong_file_is_refused_by_name(tmp_path, kind):
 
 
 def test_one_artifact_is_not_taken_for_another(tmp_path):
-    artifacts.write_packed(trajectory_files.trajectory_part(tmp_path, 0), packed_rows())
-    with pytest.raises(UserError, match="holds packed version 1, expected trajectories version 2"):
+    artifacts.write_prompts(tmp_path, prompts())
+    (tmp_path / "prompts.parquet").rename(trajectory_files.trajectory_part(tmp_path, 0))
+    with pytest.raises(UserError, match="holds prompts version 1, expected trajectories version 2"):
         list(trajectory_files.read_trajectories(tmp_path))
 
 
