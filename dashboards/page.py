@@ -20,7 +20,7 @@ from dashboards.table import COLUMNS, LEGEND, SPREAD, SPREAD_LEGEND, STOPS, STOP
 
 Record = Mapping[str, Any]
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ccc; } .note { color: #555; font-size: 14px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
@@ -63,7 +63,7 @@ def results_page(results: Record, *, curves: Sequence[Record], samples: Sequence
         "<h2>Samples</h2>",
         *(_sample(sample) for sample in samples),
     ]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style><script>{get_plotlyjs()}</script>'
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>'
     return "\n".join(['<!DOCTYPE html>\n<html lang="en">', f"<head>{head}</head>", "<body>", *body, "</body>", "</html>"])
 
 
@@ -99,12 +99,12 @@ def _figures(rows: Sequence[Record], curves: Sequence[Record]) -> list[str]:
     for benchmark, group in frame.groupby("benchmark", sort=False):
         counts = f"{group['prompts'].max():,} prompts of {benchmark}, batch size {group['batch_size'].min()}"
         parts += [
-            _figure(
+            figure_html(
                 speed_accuracy(group),
                 f"Speed and accuracy, {benchmark}",
                 f"Each point is one decoding setting (its block size, or AR) of one model; speed measured over {counts}.",
             ),
-            _figure(
+            figure_html(
                 tpf_by_block_size(group),
                 f"Tokens per forward, {benchmark}",
                 f"Committed tokens over forward passes, prefill counted, totals over {counts}; it does not depend on the machine.",
@@ -112,7 +112,7 @@ def _figures(rows: Sequence[Record], curves: Sequence[Record]) -> list[str]:
         ]
     if curves:
         note = "Loss terms of every logged optimizer step, each averaged over the tokens it counts in the global batch."
-        parts.append(_figure(training_curves(pd.DataFrame(curves)), "Distillation", note))
+        parts.append(figure_html(training_curves(pd.DataFrame(curves)), "Distillation", note))
     return parts
 
 
@@ -121,7 +121,7 @@ def _parallelism(curves: Sequence[Record]) -> list[str]:
         return []
     frame = pd.DataFrame(curves)
     return [
-        _figure(accuracy_under_parallelism(group), f"Accuracy under parallelism, {benchmark}", AUP_LEGEND)
+        figure_html(accuracy_under_parallelism(group), f"Accuracy under parallelism, {benchmark}", AUP_LEGEND)
         for benchmark, group in frame.groupby("benchmark", sort=False)
     ]
 
@@ -134,7 +134,7 @@ def _machine_figures(measured: Record | None, search: Record | None) -> list[str
             f"A forward over m tokens, {measured['dtype']}, the quickest of five. Free: as many as take at most {measured['free_ratio']:g} times as "
             "long as one."
         )
-        parts.append(_figure(latency(measured["curves"]), "Latency of a forward", note))
+        parts.append(figure_html(latency(measured["curves"]), "Latency of a forward", note))
     if search:
         tables = (("Finalists, on the split searched on", search["rounds"][-1]), ("On held-out prompts", search["heldout"]))
         parts.append(f"<h3>Fastest decoding setting of {escape(search['model'])}: {escape(search['winner'])}</h3>")
@@ -142,7 +142,7 @@ def _machine_figures(measured: Record | None, search: Record | None) -> list[str
     return parts
 
 
-def _figure(figure: go.Figure, title: str, note: str) -> str:
+def figure_html(figure: go.Figure, title: str, note: str) -> str:
     chart = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True})
     return f"<h3>{escape(title)}</h3><p class=note>{escape(note)}</p>{chart}"
 

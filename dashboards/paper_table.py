@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dashboards.table import Columns, Row, _number, _solved
+from dashboards.table import Columns, Row, _number, solved
 
 _METHODS = {"ar": "AR", "jacobi": "Jacobi", "mr": "MR", "prompt_lookup": "prompt lookup", "transformers": "transformers' generate()"}
 REFERENCES = ("transformers", "prompt_lookup")  # methods that are not our decoder's
@@ -26,7 +26,7 @@ PAPER: Columns = [
     ("vs transformers", _number("speedup_transformers", ".2f"), False),
     ("vs prompt lookup", _number("speedup_prompt_lookup", ".2f"), False),
     ("accuracy", lambda row: "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f}", False),
-    ("solved", _solved, False),
+    ("solved", solved, False),
 ]
 PAPER_LEGEND = (
     "One prompt at a time; of each model and method the block size with the most tokens per second. speedup: over greedy AR of the same model in the "

@@ -28,7 +28,7 @@ def _quartiles(key: str, spec: str) -> Callable[[Row], str]:
     return cell
 
 
-def _solved(row: Row) -> str:
+def solved(row: Row) -> str:
     """Solved of tried, e.g. 15/16: a bare 0.94 hides how few problems stand behind it."""
     if row["accuracy"] is None or not row["accuracy_prompts"]:
         return "-"
@@ -56,7 +56,7 @@ COLUMNS: Columns = [
     ("tokens/s", _number("tps", ",.1f"), False),
     ("speedup", _number("speedup", ".2f"), False),
     ("accuracy", _number("accuracy", ".3f"), False),
-    ("solved", _solved, False),
+    ("solved", solved, False),
     ("= AR", _number("equals_ar", ".3f"), False),
     ("trained", _millions, False),
     ("dtype", lambda row: str(row["dtype"]), True),
@@ -118,23 +118,21 @@ def _cells(rows: Sequence[Row], columns: Columns = COLUMNS) -> list[list[str]]:
     return [[text(row) for _, text, _ in columns] for row in rows]
 
 
-def text_table(rows: Sequence[Row]) -> str:
-    """Aligned plain text for a terminal, about 135 columns wide; a rule separates the models."""
-    titles = [title for title, _, _ in COLUMNS]
-    cells = _cells(rows)
+def text_table(rows: Sequence[Row], columns: Columns = COLUMNS) -> str:
+    """Aligned plain text for a terminal, about 135 columns wide with COLUMNS; a rule separates the models, where rows have one."""
+    titles = [title for title, _, _ in columns]
+    cells = _cells(rows, columns)
     widths = [max(len(line[column]) for line in [titles, *cells]) for column in range(len(titles))]
 
     def line(values: Sequence[str]) -> str:
-        padded = (value.ljust(width) if left else value.rjust(width) for value, width, (_, _, left) in zip(values, widths, COLUMNS, strict=True))
+        padded = (value.ljust(width) if left else value.rjust(width) for value, width, (_, _, left) in zip(values, widths, columns, strict=True))
         return "  ".join(padded).rstrip()
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     lines = [line(titles)]
-    previous = None
-    for row, values in zip(rows, cells, strict=True):
-        if row["model"] != previous:
+    for number, (row, values) in enumerate(zip(rows, cells, strict=True)):
+        if number == 0 or row.get("model") != rows[number - 1].get("model"):
             lines.append(rule)
-        previous = row["model"]
         lines.append(line(values))
     return "\n".join(lines)
 

@@ -3,7 +3,8 @@
     dry_run=true          print the stage table (cached / to run) and stop
     until=STAGE           run that stage and what it needs
     force=[STAGE,...]     recompute these stages
-    -m noise_schedule=linear,random,reverse     a sweep: one pipeline per value, sharing every stage that does not depend on it
+    -m noise_schedule=linear,random,reverse     a sweep: one pipeline per value, sharing every stage that does not depend on it;
+                          it ends in a table over its jobs (`sweep`)
 
 Exit codes: 0 done, 1 a stage failed, 2 the config or input is wrong (one line says what), 130 / 143 interrupted.
 """
@@ -21,13 +22,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines import schema
 from pipelines.arguments import make_parent
 from pipelines.dag import Graph, PlannedStage, execute, plan
 from pipelines.errors import config_error, summary, user_error
+from pipelines.job_record import JobRecord
 from pipelines.schema import PipelineConfig
 from pipelines.stages import build_graph
 from pipelines.store import Store, plain
@@ -62,36 +64,54 @@ def main() -> int:
 
 def _run_job(composed: DictConfig) -> int:
     """One Hydra job; returns its exit code, having said what went wrong."""
+    hydra_config = HydraConfig.get()
+    number = hydra_config.job.num if hydra_config.mode is RunMode.MULTIRUN else 0
+    overrides = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)  # as they were given, interpolations too
+    record = JobRecord(Path(hydra_config.runtime.output_dir), number, overrides)
+    record.save()
+    code, error = _attempt(composed, record)
+    record.state, record.error = ("finished" if error is None else "failed"), error
+    record.save()
+    return 0 if error is None else _refuse(error, code=code)
+
+
+def _attempt(composed: DictConfig, record: JobRecord) -> tuple[int, str | None]:
+    """Exit code and, where it is not 0, the line that says why."""
     try:
-        run(schema.build(composed))
+        run(schema.build(composed), record)
     except OmegaConfBaseException as error:
-        return _refuse(config_error(error))
+        return 2, config_error(error)
     except StageFailed as error:
         mistake = user_error(error.__cause__)
         if mistake:
-            return _refuse(mistake)
+            return 2, mistake
         log.error("%s", error, exc_info=error.__cause__)
-        return _refuse(str(error), code=1)
+        return 1, str(error)
     except UserError as error:
-        return _refuse(str(error))
+        return 2, str(error)
     except OSError as error:
         if error.filename is None:
             raise
-        return _refuse(f"{error.filename}: {error.strerror}")
-    return 0
+        return 2, f"{error.filename}: {error.strerror}"
+    return 0, None
 
 
 class StageFailed(Exception):
     """Its cause is what the stage raised."""
 
 
-def run(config: PipelineConfig) -> None:
-    """One pipeline run inside a Hydra job. Raises UserError for a config or input that cannot be used, StageFailed later."""
+def run(config: PipelineConfig, record: JobRecord) -> None:
+    """One pipeline run inside a Hydra job; `record` learns its config and stages.
+
+    Raises UserError for a config or input that cannot be used, StageFailed later.
+    """
     hydra_config = HydraConfig.get()
     outputs = Path(config.paths.outputs).expanduser().resolve()
     store = Store(Path(config.paths.store))
     graph = _graph(config, store)
     planned = plan(graph, store, config.force)
+    record.config, record.stages = plain(asdict(config)), {p.stage.id: str(p.folder) for p in planned}
+    record.save()
     print(stage_table(planned), flush=True)
     if config.dry_run:
         return
@@ -102,7 +122,7 @@ def run(config: PipelineConfig) -> None:
     if hydra_config.mode is RunMode.MULTIRUN:
         directory = Path(hydra_config.sweep.dir).resolve()
         sweep = SweepInfo(directory, f"sweep {directory.name}", list(hydra_config.overrides.task))
-    with Tracker.start(tracking_uri=uri, experiment="jacobi-forcing", run_name=config.name, config=plain(asdict(config)), sweep=sweep) as tracker:
+    with Tracker.start(tracking_uri=uri, experiment="jacobi-forcing", run_name=config.name, config=record.config, sweep=sweep) as tracker:
         try:
             execute(planned, store, tracker, config.cluster, trust_remote_code=config.model.trust_remote_code)
         except Exception as error:

@@ -23,6 +23,7 @@ from pipelines import mlflow_runs as runs
 from pipelines.mlflow_runs import PARAM_LENGTH, PARENT
 from pipelines.process import sigterm_raises
 
+SWEEP_MEMORY = "mlflow_sweep.json"  # in a sweep's folder: {"run_id": ...}
 PAUSE_AFTER_FAILURE = 60.0  # seconds a reporter keeps quiet, so that a dead store does not slow a stage down
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def _sweep_lock(sweep: SweepInfo) -> FileLock:
 
 def _sweep_run(client: Any, experiment_id: str, sweep: SweepInfo) -> str:
     """The run that all jobs of this multirun share: made by the first of them and remembered in a file of the sweep's directory."""
-    memory = sweep.directory / "mlflow_sweep.json"
+    memory = sweep.directory / SWEEP_MEMORY
     if memory.exists():
         remembered = json.loads(memory.read_text())["run_id"]
         if runs.reopen(client, remembered):

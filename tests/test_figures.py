@@ -3,6 +3,7 @@
 import pandas as pd
 
 from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
+from dashboards.sweep_figures import comparison, noise_histograms
 from tests.results import ar_row, row, trained_row
 
 ROWS = pd.DataFrame(
@@ -102,3 +103,25 @@ def test_latency():
     assert list(figure.data[0].x) == [1, 2, 4] and list(figure.data[0].y) == [1, 1, 1.5]
     assert len({(trace.marker.symbol, trace.line.dash) for trace in figure.data}) == 4
     assert "of one token" in titles(figure)[1]
+
+
+def test_a_sweeps_jobs_stand_beside_the_papers_numbers_and_a_failed_one_keeps_its_place():
+    measured = {"best_tpf": 2.0, "best_speedup": 1.5, "accuracy": 0.9, "paper": {"tpf": 2.2, "accuracy": 0.8}}
+    failed = {"best_tpf": None, "best_speedup": None, "accuracy": None, "paper": None}
+    figure = comparison([("linear, 8", measured), ("random, 8", failed)])
+    assert [(trace.name, list(trace.y)) for trace in figure.data] == [
+        ("here", [2.0, None]),
+        ("paper", [2.2, None]),
+        ("here", [1.5, None]),
+        ("here", [90.0, None]),
+        ("paper", [80.0, None]),
+    ]
+    assert {trace.marker.pattern.shape for trace in figure.data if trace.name == "paper"} == {"/"}
+    assert list(figure.layout.xaxis.categoryarray) == ["linear, 8", "random, 8"]
+
+
+def test_noise_histograms_are_shares_of_blocks():
+    noise = {"edges": [0.0, 0.5, 1.0], "counts": [2, 0, 6]}
+    figure = noise_histograms([(str(number), noise) for number in range(4)])
+    assert len(figure.data) == 4 and list(figure.data[3].y) == [25.0, 0.0, 75.0]
+    assert figure.data[3].yaxis == "y4"  # the fourth begins a second line

@@ -72,7 +72,7 @@ CONFIG_MISTAKES = {
     "qqqqqq=1": "qqqqqq: no such setting; known here: name, seed",
     "+nois_schedule=random": "nois_schedule: no such setting; nearest: noise_schedule",
     "+distill.batchsize=1": "distill.batchsize: no such setting; nearest: distill.batch_size",
-    "experiment=smok": "experiment=smok: no such config; available: minicode_long, quickstart, smoke",
+    "experiment=smok": "experiment=smok: no such config; available: ablate_mask, ablate_noise, ablation, minicode_long, quickstart, smoke",
     "until=round1/distil": "until: no stage 'round1/distil' in this run; nearest: round1/distill",
     "force=[evaluate]": "force: no stage 'evaluate' in this run; nearest: base/evaluate",
     # values out of range

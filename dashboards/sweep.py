@@ -1,0 +1,194 @@
+"""A sweep's jobs side by side: one row per job, as terminal text, markdown and a self-contained HTML page. Reads and writes no file.
+
+A job is `{number, settings, error, rows, noise, paper}`:
+    settings: what tells it from the others, `{override: value}`;
+    error: why it has no results, one line, or None;
+    rows: the rows of its `results.json`, or None;
+    noise: the noise ratios of its last round's packed blocks, `{edges, counts, mean}`, or None;
+    paper: what the paper measured there, any of `{tpf, speedup, accuracy, window}`, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from dashboards.page import STYLE, figure_html
+from dashboards.paper_table import REFERENCES
+from dashboards.sweep_figures import comparison, noise_histograms
+from dashboards.table import Columns, Row, html_table, markdown_table, small_sample_notes, solved, text_table
+
+Job = Mapping[str, Any]
+
+MOST_SETTINGS = 6  # method x block size: columns of TPF a table has room for; else only the best is shown
+BARS = "·▁▂▃▄▅▆▇█"
+LEGEND = (
+    "One row per job: the model of its last round, decoded one prompt at a time. TPF: tokens per forward, prefill counted, by decoding method and "
+    "block size; iter/token is one over it. speedup: tokens/s over greedy AR of the same model in the same process, at the best block size. "
+    "= AR: smallest share of prompts whose tokens equal that greedy AR."
+)
+NOISE_LEGEND = (
+    "noise: the noise ratios of the packed blocks really produced, first those of exactly 0, then by tenths up to 1 (higher bar: more blocks), and "
+    "their mean."
+)
+
+
+def sweep_rows(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Table rows, one per job, before them the base where all jobs started from one. The keys of sweep.json's rows."""
+    finished = [job for job in jobs if job["rows"]]
+    bases = [[row for row in job["rows"] if row["model"] == "base"] for job in finished]
+    rows = [_row(job, _last_model(job["rows"])) for job in jobs]
+    if finished and bases[0] and all(base == bases[0] for base in bases):
+        shared = {"number": None, "settings": {}, "error": None, "noise": None, "paper": None, "rows": bases[0]}
+        rows.insert(0, _row(shared, "base"))
+    return rows
+
+
+def _last_model(rows: Sequence[Row] | None) -> str | None:
+    rounds = [row["model"] for row in rows or [] if row["model"].removeprefix("round").isdecimal()]
+    return max(rounds, key=lambda model: int(model.removeprefix("round")), default=None)
+
+
+def _row(job: Job, model: str | None) -> dict[str, Any]:
+    measured = [row for row in job["rows"] or [] if row["model"] == model and row["batch_size"] == 1 and row["method"] not in REFERENCES]
+    parallel = [row for row in measured if row["method"] != "ar"]
+    found: dict[str, Any] = {key: job[key] for key in ("number", "settings", "error", "noise", "paper")} | {"trained_model": model}
+    found["tpf"] = {f"{row['method']}@{row['block_size']}": row["tpf"] for row in parallel}
+    for key in ("tpf", "speedup"):
+        best = max(parallel, key=lambda row: row[key], default={})
+        found |= {f"best_{key}": best.get(key), f"best_{key}_block": best.get("block_size")}
+    first = measured[0] if measured else {}
+    found |= {key: first.get(key) for key in ("benchmark", "accuracy", "accuracy_prompts", "train_tokens")}
+    found["equals_ar"] = min((row["equals_ar"] for row in parallel), default=None)
+    found["loops"] = max((row.get("degenerate", 0) for row in measured), default=None)
+    return found
+
+
+def label(row: Row) -> str:
+    """What a job is called in a figure: its settings' values."""
+    return ", ".join(row["settings"].values()) or ("base" if row["number"] is None else f"job {row['number']}")
+
+
+def columns(rows: Sequence[Row]) -> Columns:
+    """Those that these rows have something to say in."""
+    settings = list(dict.fromkeys(name for row in rows for name in row["settings"]))
+    decoded = list(dict.fromkeys(name for row in rows for name in row["tpf"]))
+    found: Columns = [("job", _job, True)]
+    found += [(name, _setting(name), True) for name in settings]
+    if len(decoded) <= MOST_SETTINGS:
+        several = len({name.partition("@")[0] for name in decoded}) > 1
+        found += [(f"TPF {name if several else name[name.index('@') :]}", _tpf(name), False) for name in decoded]
+    else:
+        found += [("best TPF", _best("tpf"), False)]
+    found += [("best speedup", _best("speedup"), False)]
+    found += [("accuracy", _percent("accuracy"), False), ("solved", _solved, False), ("= AR", _plain("equals_ar", ".3f"), False)]
+    if any(row["loops"] for row in rows):
+        found += [("loops", _plain("loops", ",d"), False)]
+    found += [("trained tokens", _trained, False)]
+    if any(row["noise"] for row in rows):
+        found += [("noise", lambda row: sparkline(row["noise"]), True), ("mean", _noise_mean, False)]
+    told = {key for row in rows for key in row["paper"] or {}}
+    found += [(title, text, False) for key, title, text in _PAPER if key in told]
+    return found
+
+
+def _job(row: Row) -> str:
+    return "base" if row["number"] is None else f"{row['number']}: no results" if row["error"] else str(row["number"])
+
+
+def _setting(name: str) -> Callable[[Row], str]:
+    return lambda row: row["settings"].get(name, "-")
+
+
+def _tpf(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row['tpf'][name]:.2f}" if name in row["tpf"] else "-"
+
+
+def _plain(key: str, spec: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row[key] is None else format(row[key], spec)
+
+
+def _trained(row: Row) -> str:
+    return f"{row['train_tokens']:,}" if row["train_tokens"] else "-"
+
+
+def _percent(key: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row[key] is None else f"{100 * row[key]:.1f}"
+
+
+def _best(key: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row[f"best_{key}"] is None else f"{row[f'best_{key}']:.2f} @{row[f'best_{key}_block']}"
+
+
+def _solved(row: Row) -> str:
+    return "-" if row["accuracy"] is None else solved(row)
+
+
+def _noise_mean(row: Row) -> str:
+    return f"{row['noise']['mean']:.2f}" if row["noise"] else "-"
+
+
+def _paper_tpf(row: Row) -> str:
+    paper = row["paper"]
+    return "-" if not paper else f"{paper['tpf']:.2f} (w={paper['window']})"
+
+
+_PAPER = (
+    ("tpf", "paper TPF", _paper_tpf),
+    ("speedup", "paper speedup", lambda row: f"{row['paper']['speedup']:.1f}" if row["paper"] else "-"),
+    ("accuracy", "paper accuracy", lambda row: f"{100 * row['paper']['accuracy']:.1f}" if row["paper"] else "-"),
+)
+
+
+def sparkline(noise: Mapping[str, Any] | None) -> str:
+    """A histogram in one word, the highest bar full."""
+    if noise is None:
+        return "-"
+    top = max(noise["counts"])
+    steps = len(BARS) - 1
+    return "".join(BARS[-(-count * steps // top)] for count in noise["counts"])
+
+
+def notes(rows: Sequence[Row], about: Sequence[str]) -> list[str]:
+    """What must be known to read the table, first what is given as `about`; one sentence says whether all jobs trained on as many tokens."""
+    trained = {row["train_tokens"] for row in rows if row["train_tokens"]}
+    found = [*about, LEGEND]
+    if any(row["loops"] for row in rows):
+        found.append("loops: timed answers that repeat one n-gram to no end, which inflates TPF and speedup.")
+    if any(row["noise"] for row in rows):
+        found.append(NOISE_LEGEND)
+    if len(trained) == 1 and sum(bool(row["train_tokens"]) for row in rows) > 1:
+        found.append(f"Every job trained on the same number of packed tokens: {trained.pop():,}.")
+    elif len(trained) > 1:
+        found.append(
+            f"The jobs trained on different numbers of packed tokens, {min(trained):,} to {max(trained):,}: they are no comparison at equal cost."
+        )
+    found += [f"Job {row['number']} has no results: {row['error']}" for row in rows if row["error"]]
+    return [*found, *small_sample_notes([row for row in rows if row["benchmark"]])]
+
+
+def sweep_text(rows: Sequence[Row]) -> str:
+    return text_table(rows, columns(rows))
+
+
+def sweep_markdown(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
+    return "\n\n".join([f"# {title}", markdown_table(rows, columns(rows)), *notes(rows, about)]) + "\n"
+
+
+def sweep_page(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
+    """The table, our figures beside the paper's, and the noise histograms."""
+    bars = comparison([(label(row), row) for row in rows])
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f"<div class=wide>{html_table(rows, columns(rows))}</div>",
+        *(f"<p class=note>{escape(note)}</p>" for note in notes(rows, about)),
+        figure_html(bars, "Every job", "TPF and speedup at the best decoding block size of the job; accuracy in % of problems solved."),
+    ]
+    if any(row["noise"] for row in rows):
+        histograms = noise_histograms([(label(row), row["noise"]) for row in rows if row["noise"]])
+        body.append(figure_html(histograms, "Noise really produced", "Share of packed blocks by noise ratio; the first bar is exactly 0."))
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>'
+    return "\n".join(['<!DOCTYPE html>\n<html lang="en">', f"<head>{head}</head>", "<body>", *body, "</body>", "</html>"])

@@ -1,0 +1,105 @@
+"""What a sweep ends in: one table over its jobs, printed, in the sweep's folder and in its MLflow run. A Hydra callback of every multirun.
+
+Computes nothing: reads the `job.json` and `results.json` of every job, and the noise histogram of its last round from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from dashboards.paper_numbers import LEGENDS, check_table, paper_cell
+from pipelines.job_record import JOB
+from pipelines.store import MANIFEST
+from tasks.artifacts import read_json, write_json, write_text
+
+FILES = ("sweep.md", "sweep.html", "sweep.json")
+SCHEMA_VERSION = 1
+
+log = logging.getLogger(__name__)
+
+
+class SweepTable(Callback):
+    """paper: which of the paper's tables stands beside our numbers: None, "table4" (schedule x window) or "table5" (mask)."""
+
+    def __init__(self, paper: str | None = None) -> None:
+        check_table(paper)  # before the first job, not after the last
+        self.paper = paper
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Never raises: what the jobs computed, and the exit code, do not depend on a table."""
+        try:
+            folder = Path(config.hydra.sweep.dir).resolve()
+            if write_sweep(folder, paper=self.paper):
+                _attach(folder, config)
+        except Exception:
+            log.exception("the sweep's table could not be made; its jobs are not affected")
+
+
+def write_sweep(folder: Path, *, paper: str | None) -> bool:
+    """Writes FILES into a sweep's folder and prints the table; False, and nothing, where no job was to give results (dry_run, until)."""
+    from dashboards.sweep import notes, sweep_markdown, sweep_page, sweep_rows, sweep_text
+
+    jobs, shared = read_jobs(folder, paper=paper)
+    if not any(job["rows"] for job in jobs):
+        return False
+    rows = sweep_rows(jobs)
+    title, about = f"Sweep {folder.parent.name} {folder.name}", [f"All jobs: {' '.join(shared)}", *([LEGENDS[paper]] if paper else [])]
+    write_text(folder / "sweep.md", sweep_markdown(rows, title=title, about=about))
+    write_text(folder / "sweep.html", sweep_page(rows, title=title, about=about))
+    write_json(folder / "sweep.json", {"schema_version": SCHEMA_VERSION, "shared": shared, "paper": paper, "rows": rows})
+    print(f"\n{title}\n\n{sweep_text(rows)}\n")
+    for note in notes(rows, about):
+        print(textwrap.fill(note, width=135))
+    print(f"sweep:     {folder / 'sweep.html'}", flush=True)
+    return True
+
+
+def read_jobs(folder: Path, *, paper: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The jobs as `dashboards.sweep` takes them, by number, and the overrides that all of them share."""
+    records = sorted(((read_json(path), path.parent) for path in folder.rglob(JOB)), key=lambda found: found[0]["number"])
+    overrides = [record["overrides"] for record, _ in records]
+    shared = [text for text in overrides[0] if all(text in others for others in overrides)] if overrides else []
+    jobs = []
+    for record, place in records:
+        results = place / "results.json"
+        finished = record["state"] == "finished" and results.exists()
+        why = record["error"] or ("has not ended" if record["state"] == "unfinished" else "stopped before the report")
+        jobs.append(
+            {
+                "number": record["number"],
+                "settings": dict(text.split("=", 1) for text in record["overrides"] if text not in shared and "=" in text),
+                "error": None if finished else why,
+                "rows": read_json(results)["rows"] if finished else None,
+                "noise": _noise(record["stages"]),
+                "paper": paper_cell(paper, record["config"]) if record["config"] else None,
+            }
+        )
+    return jobs, shared
+
+
+def _noise(stages: Mapping[str, str]) -> dict[str, Any] | None:
+    """Of the last round; None where it was not packed."""
+    packed = [Path(place) for stage, place in stages.items() if stage.startswith("round") and stage.endswith("/pack")]
+    if not packed or not (packed[-1] / MANIFEST).exists():
+        return None
+    noise = read_json(packed[-1] / "noise.json")
+    return {"edges": noise["edges"], "counts": noise["counts"], "mean": read_json(packed[-1] / MANIFEST)["metrics"]["noise_ratio_mean"]}
+
+
+def _attach(folder: Path, config: DictConfig) -> None:
+    from pipelines import mlflow_runs
+    from pipelines.tracking import SWEEP_MEMORY, sqlite_uri
+
+    memory = folder / SWEEP_MEMORY
+    if not memory.exists():
+        return
+    client = mlflow_runs.connect(mlflow_runs.absolute(config.paths.tracking_uri or sqlite_uri(Path(config.paths.outputs))))
+    for name in FILES:
+        mlflow_runs.quietly(client.log_artifact, read_json(memory)["run_id"], str(folder / name), "sweep")
