@@ -16,7 +16,19 @@ from plotly.offline import get_plotlyjs
 
 from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
 from dashboards.paper_table import AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows
-from dashboards.table import COLUMNS, LEGEND, SPREAD, SPREAD_LEGEND, STOPS, STOPS_LEGEND, TRIALS, html_table, small_sample_notes
+from dashboards.table import (
+    COLUMNS,
+    LEGEND,
+    SPREAD,
+    SPREAD_LEGEND,
+    STOPS,
+    STOPS_LEGEND,
+    TRIALS,
+    html_table,
+    small_sample_notes,
+    timed_on,
+    unjudged_notes,
+)
 
 Record = Mapping[str, Any]
 
@@ -36,7 +48,8 @@ def results_page(results: Record, *, curves: Sequence[Record], samples: Sequence
     Args:
         results: the content of `results.json`.
         curves: logged training steps, `{model, step, loss, consistency, ar, learning_rate, tokens}`; empty where nothing was trained.
-        samples: decoded answers, `{model, benchmark, problem_id, prompt, ar, jacobi, passed}`.
+        samples: decoded answers, `{model, benchmark, problem_id, prompt, ar, jacobi, judged_by, passed}`; the last two None where nothing tells right
+            from wrong.
     """
     rows = results["rows"]
     title = f"Jacobi Forcing: {results['experiment']}"
@@ -45,7 +58,7 @@ def results_page(results: Record, *, curves: Sequence[Record], samples: Sequence
         _machine(results),
         "<h2>Results</h2>",
         f"<div class=wide>{html_table(paper_rows(rows), PAPER)}</div><p class=note>{escape(PAPER_LEGEND)}</p>",
-        *(f"<p class=note>{escape(note)}</p>" for note in small_sample_notes(rows)),
+        *(f"<p class=note>{escape(note)}</p>" for note in [*small_sample_notes(rows), *unjudged_notes(rows)]),
         _differences(rows, results["differences"]),
         "<h2>Figures</h2>",
         *_figures([row for row in rows if row["batch_size"] == 1 and row["method"] not in REFERENCES], curves),
@@ -77,13 +90,14 @@ def _machine(results: Record) -> str:
         "GPU: " + (", ".join(hardware["gpus"]) if hardware["gpus"] else "none"),
         str(hardware["platform"]),
     ]
-    return f"<p class=note>{escape(' · '.join(facts))} (the machine that wrote this report)</p>"
+    lines = [" · ".join(facts) + " (the machine that wrote this report)", *timed_on(results["timed_on"])]
+    return "".join(f"<p class=note>{escape(line)}</p>" for line in lines)
 
 
 def _differences(rows: Sequence[Record], differences: Sequence[Record]) -> str:
     if not differences and all(row["equals_ar"] == 1 for row in rows):
         return "<p>Every output compared was equal, token for token, to greedy AR of the same model.</p>"
-    columns = ["model", "benchmark", "problem_id", "method", "block_size", "first_index", "margin", "kind"]
+    columns = ["model", "benchmark", "problem_id", "method", "block_size", "batch_size", "first_index", "margin", "kind"]
     head = "".join(f"<th>{column.replace('_', ' ')}</th>" for column in columns)
     lines = ("<tr>" + "".join(f"<td>{escape(str(difference[column]))}</td>" for column in columns) + "</tr>" for difference in differences)
     note = (
@@ -147,10 +161,19 @@ def figure_html(figure: go.Figure, title: str, note: str) -> str:
     return f"<h3>{escape(title)}</h3><p class=note>{escape(note)}</p>{chart}"
 
 
+_JUDGED = {
+    ("tests", True): "tests passed",
+    ("tests", False): "tests failed",
+    ("answer", True): "answer right",
+    ("answer", False): "answer wrong",
+    (None, None): "nothing to judge it by",
+}
+
+
 def _sample(sample: Record) -> str:
     heading = f"{sample['model']} · {sample['benchmark']} · {sample['problem_id']}"
     verdict = "same text" if sample["ar"] == sample["jacobi"] else "texts differ"
-    tests = "tests passed" if sample["passed"] else "tests failed"
+    judged = _JUDGED[sample["judged_by"], sample["passed"]]
     answers = "".join(f"<div><b>{name}</b><pre>{escape(sample[key])}</pre></div>" for name, key in (("greedy AR", "ar"), ("Jacobi", "jacobi")))
     prompt = f"<details><summary>prompt</summary><pre>{escape(sample['prompt'])}</pre></details>"
-    return f"<h3>{escape(heading)}</h3><p class=note>{verdict}, {tests}</p>{prompt}<div class=pair>{answers}</div>"
+    return f"<h3>{escape(heading)}</h3><p class=note>{verdict}, {judged}</p>{prompt}<div class=pair>{answers}</div>"

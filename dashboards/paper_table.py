@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import Enum
 
 from dashboards.table import Columns, Row, _number, solved
 
+
+class Reference(str, Enum):
+    """Methods of rows that are not our decoder's: other people's decoders of the same model, timed beside ours."""
+
+    transformers = "transformers"  # its own greedy generate()
+    prompt_lookup = "prompt_lookup"  # its assisted generation from the prompt's n-grams; one prompt at a time
+
+
+REFERENCES = tuple(reference.value for reference in Reference)
 _METHODS = {"ar": "AR", "jacobi": "Jacobi", "mr": "MR", "prompt_lookup": "prompt lookup", "transformers": "transformers' generate()"}
-REFERENCES = ("transformers", "prompt_lookup")  # methods that are not our decoder's
 _BASELINES = ("ar", *REFERENCES)  # once, of the base: training is not about them
 AUP_ALPHA = 3.0  # how fast lost accuracy devalues parallelism
 AUP_MOST_LOST = 0.05  # settings that lose more accuracy than this against the first one do not count
@@ -73,7 +82,7 @@ def _model_rank(model: str) -> tuple[int, int, str]:
 
 
 def _method_rank(method: str) -> tuple[int, str]:
-    order = ["ar", "transformers", "prompt_lookup", "jacobi"]
+    order = [*_BASELINES, "jacobi"]
     return (order.index(method), "") if method in order else (len(order) + (method == "mr"), method)
 
 

@@ -1,9 +1,10 @@
 """A sweep's jobs side by side: one row per job, as terminal text, markdown and a self-contained HTML page. Reads and writes no file.
 
-A job is `{number, settings, error, rows, noise, paper}`:
+A job is `{number, settings, error, rows, timed, noise, paper}`:
     settings: what tells it from the others, `{override: value}`;
     error: why it has no results, one line, or None;
     rows: the rows of its `results.json`, or None;
+    timed: of every prompt decoded alone, `{model: {"method@block size": [(tokens, forwards)]}}`;
     noise: the noise ratios of its last round's packed blocks, `{edges, counts, mean}`, or None;
     paper: what the paper measured there, any of `{tpf, speedup, accuracy, window}`, or None.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from dashboards.bootstrap import tpf_interval
 from dashboards.page import STYLE, figure_html
 from dashboards.paper_table import REFERENCES
 from dashboards.sweep_figures import comparison, noise_histograms
@@ -27,8 +29,15 @@ MOST_SETTINGS = 6  # method x block size: columns of TPF a table has room for; e
 BARS = "·▁▂▃▄▅▆▇█"
 LEGEND = (
     "One row per job: the model of its last round, decoded one prompt at a time. TPF: tokens per forward, prefill counted, by decoding method and "
-    "block size; iter/token is one over it. speedup: tokens/s over greedy AR of the same model in the same process, at the best block size. "
+    "block size; iter/token is one over it. speedup: tokens/s over greedy AR of the same model in the same process. "
     "= AR: smallest share of prompts whose tokens equal that greedy AR."
+)
+COMMON_LEGEND = (
+    "Compare jobs at one block size, {name}, the best one over all jobs together; the best of a job is the largest of several noisy figures and so "
+    "a little too large."
+)
+INTERVAL_LEGEND = (
+    "In brackets: 95 % bootstrap interval of TPF over the {prompts} timed prompts. Jobs whose intervals overlap widely are not told apart."
 )
 NOISE_LEGEND = (
     "noise: the noise ratios of the packed blocks really produced, first those of exactly 0, then by tenths up to 1 (higher bar: more blocks), and "
@@ -41,10 +50,22 @@ def sweep_rows(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     finished = [job for job in jobs if job["rows"]]
     bases = [[row for row in job["rows"] if row["model"] == "base"] for job in finished]
     rows = [_row(job, _last_model(job["rows"])) for job in jobs]
+    common = _common_setting(rows)
     if finished and bases[0] and all(base == bases[0] for base in bases):
-        shared = {"number": None, "settings": {}, "error": None, "noise": None, "paper": None, "rows": bases[0]}
+        shared = {"number": None, "settings": {}, "error": None, "noise": None, "paper": None, "rows": bases[0], "timed": finished[0]["timed"]}
         rows.insert(0, _row(shared, "base"))
+    for row in rows:
+        row["common_setting"] = common
+        row |= {f"common_{key}": row[key].get(common) for key in ("tpf", "tpf_interval", "speedup")}
     return rows
+
+
+def _common_setting(rows: Sequence[Row]) -> str | None:
+    """Of the settings that every job with results was decoded under, the one with the highest TPF over all of them: chosen once, and not for
+    every job the one that came out best there."""
+    tpfs = [row["tpf"] for row in rows if row["tpf"]]
+    shared = [name for name in tpfs[0] if all(name in tpf for tpf in tpfs)] if tpfs else []
+    return max(shared, key=lambda name: sum(tpf[name] for tpf in tpfs), default=None)
 
 
 def _last_model(rows: Sequence[Row] | None) -> str | None:
@@ -56,7 +77,11 @@ def _row(job: Job, model: str | None) -> dict[str, Any]:
     measured = [row for row in job["rows"] or [] if row["model"] == model and row["batch_size"] == 1 and row["method"] not in REFERENCES]
     parallel = [row for row in measured if row["method"] != "ar"]
     found: dict[str, Any] = {key: job[key] for key in ("number", "settings", "error", "noise", "paper")} | {"trained_model": model}
-    found["tpf"] = {f"{row['method']}@{row['block_size']}": row["tpf"] for row in parallel}
+    for key in ("tpf", "speedup"):
+        found[key] = {f"{row['method']}@{row['block_size']}": row[key] for row in parallel}
+    timed = (job["timed"] or {}).get(model, {})
+    found["timed_prompts"] = measured[0]["prompts"] if measured else None
+    found["tpf_interval"] = {name: tpf_interval(timed[name]) for name in found["tpf"] if name in timed}
     for key in ("tpf", "speedup"):
         best = max(parallel, key=lambda row: row[key], default={})
         found |= {f"best_{key}": best.get(key), f"best_{key}_block": best.get("block_size")}
@@ -83,6 +108,10 @@ def columns(rows: Sequence[Row]) -> Columns:
         found += [(f"TPF {name if several else name[name.index('@') :]}", _tpf(name), False) for name in decoded]
     else:
         found += [("best TPF", _best("tpf"), False)]
+    common = rows[0]["common_setting"] if rows else None
+    if common is not None:
+        found += [(f"TPF {common}", _tpf(common), False)] * (len(decoded) > MOST_SETTINGS)
+        found += [(f"speedup {common}", _plain("common_speedup", ".2f"), False)] * (len(decoded) > 1)
     found += [("best speedup", _best("speedup"), False)]
     found += [("accuracy", _percent("accuracy"), False), ("solved", _solved, False), ("= AR", _plain("equals_ar", ".3f"), False)]
     if any(row["loops"] for row in rows):
@@ -104,7 +133,13 @@ def _setting(name: str) -> Callable[[Row], str]:
 
 
 def _tpf(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{row['tpf'][name]:.2f}" if name in row["tpf"] else "-"
+    def cell(row: Row) -> str:
+        if name not in row["tpf"]:
+            return "-"
+        interval = row["tpf_interval"].get(name)
+        return f"{row['tpf'][name]:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+    return cell
 
 
 def _plain(key: str, spec: str) -> Callable[[Row], str]:
@@ -156,6 +191,10 @@ def notes(rows: Sequence[Row], about: Sequence[str]) -> list[str]:
     """What must be known to read the table, first what is given as `about`; one sentence says whether all jobs trained on as many tokens."""
     trained = {row["train_tokens"] for row in rows if row["train_tokens"]}
     found = [*about, LEGEND]
+    if any(len(row["tpf"]) > 1 for row in rows) and rows[0]["common_setting"] is not None:
+        found.append(COMMON_LEGEND.format(name=rows[0]["common_setting"]))
+    if prompts := [row["timed_prompts"] for row in rows if any(row["tpf_interval"].values())]:
+        found.append(INTERVAL_LEGEND.format(prompts=min(prompts)))
     if any(row["loops"] for row in rows):
         found.append("loops: timed answers that repeat one n-gram to no end, which inflates TPF and speedup.")
     if any(row["noise"] for row in rows):
@@ -178,6 +217,11 @@ def sweep_markdown(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> 
     return "\n\n".join([f"# {title}", markdown_table(rows, columns(rows)), *notes(rows, about)]) + "\n"
 
 
+def _where(rows: Sequence[Row]) -> str:
+    name = rows[0]["common_setting"]
+    return "of no setting that all jobs share" if name is None else f"at {name} in every job; whiskers: 95 % bootstrap interval over prompts"
+
+
 def sweep_page(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
     """The table, our figures beside the paper's, and the noise histograms."""
     bars = comparison([(label(row), row) for row in rows])
@@ -185,7 +229,7 @@ def sweep_page(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
         f"<h1>{escape(title)}</h1>",
         f"<div class=wide>{html_table(rows, columns(rows))}</div>",
         *(f"<p class=note>{escape(note)}</p>" for note in notes(rows, about)),
-        figure_html(bars, "Every job", "TPF and speedup at the best decoding block size of the job; accuracy in % of problems solved."),
+        figure_html(bars, "Every job", f"TPF and speedup {_where(rows)}; accuracy in % of problems solved."),
     ]
     if any(row["noise"] for row in rows):
         histograms = noise_histograms([(label(row), row["noise"]) for row in rows if row["noise"]])

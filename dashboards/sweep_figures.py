@@ -15,15 +15,15 @@ _ACROSS = 3  # histograms in a line
 
 
 def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> go.Figure:
-    """Best TPF, best speedup and accuracy of every job, each beside the paper's where there is one.
+    """TPF (with its interval) and speedup at the setting common to all jobs, and accuracy, each beside the paper's where there is one.
 
     Args:
         rows: (label, row of `sweep.sweep_rows`); a job without results keeps its place, empty.
     """
     labels = [label for label, _ in rows]
     measures = (
-        ("TPF (tokens per forward)", "best_tpf", "tpf", 1),
-        ("speedup over AR (x)", "best_speedup", "speedup", 1),
+        ("TPF (tokens per forward)", "common_tpf", "tpf", 1),
+        ("speedup over AR (x)", "common_speedup", "speedup", 1),
         ("accuracy (%)", "accuracy", "accuracy", 100),
     )
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
@@ -43,6 +43,7 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> go.Figure:
                 showlegend=not any(trace.name == name for trace in figure.data),
                 marker={"color": color, "pattern": {"shape": hatch}},
                 texttemplate="%{y:.2f}" if factor == 1 else "%{y:.1f}",
+                error_y=_whiskers(rows) if (name, ours) == ("here", "common_tpf") else None,
                 row=place,
                 col=1,
             )
@@ -50,6 +51,14 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> go.Figure:
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=labels)
     figure.update_layout(template="simple_white", barmode="group", height=760, margin={"l": 70, "r": 20, "t": 40, "b": 60})
     return figure
+
+
+def _whiskers(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
+    intervals = [(row["common_tpf"], row.get("common_tpf_interval")) for _, row in rows]
+    if not any(interval for _, interval in intervals):
+        return None
+    reach = [(tpf - interval[0], interval[1] - tpf) if interval else (0, 0) for tpf, interval in intervals]
+    return {"type": "data", "symmetric": False, "arrayminus": [low for low, _ in reach], "array": [high for _, high in reach]}
 
 
 def noise_histograms(noises: Sequence[tuple[str, Mapping[str, Any]]]) -> go.Figure:

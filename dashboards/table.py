@@ -17,13 +17,13 @@ def _number(key: str, spec: str) -> Callable[[Row], str]:
 
 
 def _quartiles(key: str, spec: str) -> Callable[[Row], str]:
-    """Median and, in brackets, the quartiles around it."""
+    """Median and, in brackets, the quartiles around it, where there are enough values for them."""
 
     def cell(row: Row) -> str:
         if row.get(f"{key}_median") is None:
             return "-"
-        low, middle, high = (format(row[f"{key}_{part}"], spec) for part in ("q1", "median", "q3"))
-        return f"{middle} [{low}, {high}]"
+        middle, low, high = (None if row[f"{key}_{part}"] is None else format(row[f"{key}_{part}"], spec) for part in ("median", "q1", "q3"))
+        return f"{middle}" if low is None else f"{middle} [{low}, {high}]"
 
     return cell
 
@@ -64,6 +64,7 @@ COLUMNS: Columns = [
 
 SPREAD: Columns = [
     *_SETTING,
+    ("timed", _number("batches", ",d"), False),
     ("TPF", _quartiles("tpf", ".2f"), False),
     ("tokens/s", _quartiles("tps", ",.1f"), False),
     ("speedup", _quartiles("speedup", ".2f"), False),
@@ -75,7 +76,8 @@ SPREAD: Columns = [
     ("speedup after it", _number("decode_speedup", ".2f"), False),
 ]
 SPREAD_LEGEND = (
-    "Medians and, in brackets, quartiles over prompts (over batches, where prompts were decoded together). vs: tokens/s over those of transformers' "
+    "timed: how many times were taken: of prompts, or of batches, where prompts were decoded together. Medians of these and, in brackets, their "
+    "quartiles, where there are 4 at least. vs: tokens/s over those of transformers' "
     "greedy generate() and of its prompt lookup, same model, same process, totals over all prompts, capped ones included. "
     "prefill: the first forward (prompt and first draft); after it: without that forward and what it committed."
 )
@@ -97,7 +99,7 @@ STOPS: Columns = [
 ]
 STOPS_LEGEND = (
     "How answers ended: by end of text, or cut at the token limit. Loops repeat one n-gram to no end, which inflates TPF: the figures are given "
-    "without them too."
+    "without them too. Of prompts decoded together a speedup counts whole batches: those without a loop, and those of loops alone."
 )
 
 TRIALS: Columns = [  # of a decoding search
@@ -158,6 +160,12 @@ def html_table(rows: Sequence[Row], columns: Columns = COLUMNS) -> str:
     return f"<table><thead>{head}</thead><tbody>{''.join(line(values, 'td') for values in _cells(rows, columns))}</tbody></table>"
 
 
+def unjudged_notes(rows: Sequence[Row]) -> list[str]:
+    """One sentence per benchmark whose accuracy leaves prompts out: how many."""
+    left = {row["benchmark"]: row.get("unjudged", 0) for row in rows if row["accuracy"] is not None}
+    return [f"{count} prompts of {name} bring neither tests nor an answer; its accuracy leaves them out." for name, count in left.items() if count]
+
+
 def small_sample_notes(rows: Sequence[Row]) -> list[str]:
     """One sentence per benchmark whose accuracy rests on fewer than 100 problems: how much a single one weighs."""
     sizes = {row["benchmark"]: row["accuracy_prompts"] for row in rows if row["accuracy"] is not None and row["accuracy_prompts"]}
@@ -166,3 +174,14 @@ def small_sample_notes(rows: Sequence[Row]) -> list[str]:
         for benchmark, size in sorted(sizes.items())
         if size < 100
     ]
+
+
+def timed_on(machines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence per machine that speed was measured on. machines: `{models, machine}`, as in results.json."""
+    return [f"Speed of {', '.join(found['models'])} measured on {_machine(found['machine'])}." for found in machines]
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {gpus}"
+    return f"{where} (device {machine['device']}, {machine['torch_threads']} threads, torch {machine['torch']})"

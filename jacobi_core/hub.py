@@ -11,6 +11,8 @@ from transformers.utils import logging as transformers_logging
 
 from jacobi_core.decoding.checkpoint_generate import generate_file
 
+ATTENTION = "sdpa"  # of every model loaded here
+
 transformers_logging.disable_progress_bar()  # the bars of several workers garble one terminal
 
 
@@ -20,14 +22,14 @@ def default_device() -> torch.device:
 
 
 def load_model(path: str | Path, *, dtype: str = "float32", device: torch.device | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A checkpoint folder as a model in eval mode, attention `sdpa` (it takes our masks). Safetensors only, never pickled weights.
+    """A checkpoint folder as a model in eval mode, attention ATTENTION (it takes our masks). Safetensors only, never pickled weights.
 
     Raises ValueError where weights are missing or of another shape: transformers fills them with random numbers and only warns.
     """
     model, report = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=getattr(torch, dtype),
-        attn_implementation="sdpa",
+        attn_implementation=ATTENTION,
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
         ignore_mismatched_sizes=True,  # told here, all of them, with the folder's name

@@ -16,7 +16,7 @@ from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
 from tasks.carry_decoding import CarryDecodingConfig
 from tasks.distill.config import DistillConfig
-from tasks.evaluate.config import CompletionsConfig
+from tasks.evaluate.config import AnswersConfig, SpeedConfig
 from tasks.export_model import ExportConfig
 from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
 from tasks.measure_latency import machine_identity
@@ -66,7 +66,7 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
         yield from _tune(config, final=final)
         inputs |= {"latency": "latency", "search": "search"}
         final = "final"
-    yield Stage("report", "report", 2, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": final})
+    yield Stage("report", "report", 3, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": final})
 
 
 def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, model: str) -> Stage:
@@ -102,12 +102,14 @@ def _export(name: str, block_size: int, *, model: str) -> Stage:
 
 
 def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Iterator[Stage]:
-    """Decoded once; judged and tabulated by a stage of its own, which another sandbox or table runs again in seconds."""
+    """Answered once, wherever; timed on this machine; judged and tabulated in seconds, by a stage of its own."""
     inputs = {"prompts": "prompts", "model": model}
-    decoded = CompletionsConfig(**{f.name: getattr(config.evaluate, f.name) for f in dataclasses.fields(CompletionsConfig)})
-    yield Stage(f"{name}/completions", "completions", 1, "tasks.evaluate.stage:generate", decoded, inputs=inputs, resumable=True)
-    inputs = {**inputs, "completions": f"{name}/completions"}
-    yield Stage(f"{name}/evaluate", "evaluate", 2, "tasks.evaluate.stage:score", config.evaluate, inputs=inputs)
+    answers, speed = (kind(**_fields(config.evaluate, of=kind)) for kind in (AnswersConfig, SpeedConfig))
+    yield Stage(f"{name}/answers", "answers", 1, "tasks.evaluate.stage:decode_answers", answers, inputs=inputs, resumable=True)
+    machine = {"machine": machine_identity()}
+    yield Stage(f"{name}/speed", "speed", 1, "tasks.evaluate.stage:time_decoders", speed, inputs=inputs, external=machine, resumable=True)
+    inputs = {**inputs, "answers": f"{name}/answers", "speed": f"{name}/speed"}
+    yield Stage(f"{name}/evaluate", "evaluate", 3, "tasks.evaluate.stage:score", config.evaluate, inputs=inputs)
 
 
 def _tune(config: PipelineConfig, *, final: str) -> Iterator[Stage]:
@@ -130,8 +132,9 @@ def _round_distill(config: PipelineConfig, round_: RoundConfig) -> DistillConfig
     return dataclasses.replace(config.distill, **given)
 
 
-def _fields(settings: Any) -> dict[str, Any]:
-    return {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+def _fields(settings: Any, *, of: type | None = None) -> dict[str, Any]:
+    """of: only those that this dataclass has too."""
+    return {f.name: getattr(settings, f.name) for f in dataclasses.fields(of or settings)}
 
 
 def _given(**values: Any) -> dict[str, Any]:

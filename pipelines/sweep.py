@@ -1,6 +1,6 @@
 """What a sweep ends in: one table over its jobs, printed, in the sweep's folder and in its MLflow run. A Hydra callback of every multirun.
 
-Computes nothing: reads the `job.json` and `results.json` of every job, and the noise histogram of its last round from the store.
+Reads the `job.json` and `results.json` of every job and, from the store, what every timed prompt took and the noise histogram of its last round.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dashboards.paper_numbers import LEGENDS, check_table, paper_cell
 from pipelines.job_record import JOB
 from pipelines.store import MANIFEST
 from tasks.artifacts import read_json, write_json, write_text
+from tasks.completion_files import read_completions
 
 FILES = ("sweep.md", "sweep.html", "sweep.json")
 SCHEMA_VERSION = 1
@@ -77,11 +78,26 @@ def read_jobs(folder: Path, *, paper: str | None) -> tuple[list[dict[str, Any]],
                 "settings": dict(text.split("=", 1) for text in record["overrides"] if text not in shared and "=" in text),
                 "error": None if finished else why,
                 "rows": read_json(results)["rows"] if finished else None,
+                "timed": _timed(record["stages"]) if finished else None,
                 "noise": _noise(record["stages"]),
                 "paper": paper_cell(paper, record["config"]) if record["config"] else None,
             }
         )
     return jobs, shared
+
+
+def _timed(stages: Mapping[str, str]) -> dict[str, dict[str, list[tuple[int, int]]]]:
+    """Tokens and forwards of every prompt that was timed alone, by model and "method@block size"."""
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for stage, place in stages.items():
+        model, _, kind = stage.rpartition("/")
+        if kind != "speed":
+            continue
+        for completion in read_completions(Path(place), "speed"):
+            if completion.batch_size == 1:
+                name = f"{completion.method}@{completion.block_size}"
+                found.setdefault(model, {}).setdefault(name, []).append((len(completion.tokens), completion.forwards))
+    return found
 
 
 def _noise(stages: Mapping[str, str]) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 from typing import Any
 
 from tasks.stage import ClusterConfig, UserError
@@ -53,6 +54,13 @@ def start_ray(cluster: ClusterConfig) -> None:
         data = ray.data.DataContext.get_current()
         data.enable_progress_bars = False  # stages print one line of their own
     _check_fits(cluster, ray.cluster_resources())
+
+
+def stop_local_ray(cluster: ClusterConfig) -> None:
+    """End the Ray that this process has started, if it has; the next stage that needs one starts it again. An existing cluster is left alone."""
+    ray = sys.modules.get("ray")
+    if ray is not None and cluster.address is None and ray.is_initialized():
+        ray.shutdown()
 
 
 def worker_env(cluster: ClusterConfig) -> dict[str, str]:

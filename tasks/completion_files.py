@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.artifacts import read_schema, read_table, schema_of, write_table
+from tasks.stage import UserError
 
 COMPLETIONS = schema_of(
     "completions",
@@ -72,7 +73,7 @@ def part_file(folder: Path, kind: str, part: int) -> Path:
 
 
 def write_completions(path: Path, completions: Iterable[Completion], *, metadata: Mapping[str, Any]) -> None:
-    """metadata: JSON values kept beside the schema's, such as the machine and the settings behind the rows."""
+    """metadata: JSON values kept beside the schema's; those of speed parts hold `machine`."""
     names = [f.name for f in fields(Completion)]
     rows = [{name: getattr(c, name) for name in names} for c in completions]
     schema = COMPLETIONS.with_metadata({**COMPLETIONS.metadata, **{k: json.dumps(v) for k, v in metadata.items()}})
@@ -90,3 +91,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """What write_completions was given; reads the footer only."""
     metadata = read_schema(path, COMPLETIONS).metadata
     return {k.decode(): json.loads(v) for k, v in metadata.items() if k not in COMPLETIONS.metadata}
+
+
+def timed_on(folder: Path) -> dict[str, Any]:
+    """The machine that the speed parts were timed on. Raises UserError where there are several: their times are not to be added up."""
+    machines = [read_metadata(path)["machine"] for path in sorted(folder.glob("speed-*.parquet"))]
+    if any(machine != machines[0] for machine in machines):
+        raise UserError(f"{folder}: holds times of several machines; delete its speed-*.parquet and time again")
+    return machines[0]

@@ -7,6 +7,7 @@ shape: what was measured once for a machine, a shape and a dtype is kept in `cac
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -25,20 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
-# of a model's config: what decides how long a forward takes
-SHAPE = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
+# of a model's config: what cannot change how long a forward takes. All else may: architectures name their sizes as they like
+NAMES = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id", "task_specific_params"}
 
 
 @dataclass
@@ -68,10 +57,11 @@ class MeasureLatencyConfig:
 
 def run(config: MeasureLatencyConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
     """inputs: model. Writes latency.json (see docs/schemas.md)."""
-    from jacobi_core.hub import default_device, load_model
+    from jacobi_core.hub import ATTENTION, default_device, load_model
     from tasks.report import hardware
 
-    subject = {"hardware": hardware(), "device": str(default_device()), "shape": _shape(inputs["model"]), "dtype": config.dtype}
+    shape = _without_names(artifacts.read_json(Path(inputs["model"], "config.json")))
+    subject = {"hardware": hardware(), "device": str(default_device()), "shape": shape, "dtype": config.dtype, "attention": ATTENTION}
     kept = _kept(config, subject)
     if kept is not None and kept.exists():
         found = artifacts.read_json(kept)
@@ -87,19 +77,33 @@ def run(config: MeasureLatencyConfig, inputs: Mapping[str, Path], output: Path, 
 
 
 def machine_identity() -> dict[str, Any]:
-    """What tells this machine from another, without importing torch: for the fingerprint of what was measured on it."""
+    """What tells this machine from another, and what it computes with, without importing torch: for the fingerprint of what was measured on it.
+
+    device: the one that will be used, as far as it shows without asking torch. torch_threads: as set for this process, None for torch's choice.
+    """
     from tasks.report import cpu_model
 
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for file in gpus for line in file.read_text().splitlines() if line.startswith("Model")]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu_model(), "cores": cores, "gpus": names}
+    torch = importlib.metadata.version("torch")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = visible is not None and visible.strip() in ("", "-1")
+    return {
+        "cpu": cpu_model(),
+        "cores": cores,
+        "gpus": names,
+        "torch": torch,
+        "torch_threads": os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"),
+        "device": "cuda" if names and not hidden and not torch.endswith("+cpu") else "cpu",
+        "visible_gpus": visible if names else None,
+    }
 
 
-def _shape(model: Path) -> dict[str, Any]:
-    config = artifacts.read_json(Path(model, "config.json"))
-    config |= config.get("text_config", {})
-    return {name: config[name] for name in SHAPE if config.get(name) is not None}
+def _without_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's config, and the configs in it, without names, labels, token ids and dtype: the same for all checkpoints of one shape."""
+    kept = {key: value for key, value in config.items() if key not in NAMES and not key.endswith(("token_id", "token_ids"))}
+    return {key: _without_names(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
 def _kept(config: MeasureLatencyConfig, subject: Mapping[str, Any]) -> Path | None:

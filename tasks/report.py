@@ -15,7 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.paper_table import AUP, AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows, parallelism
-from dashboards.table import LEGEND, SPREAD, SPREAD_LEGEND, STOPS, STOPS_LEGEND, TRIALS, markdown_table, small_sample_notes, text_table
+from dashboards.table import (
+    LEGEND,
+    SPREAD,
+    SPREAD_LEGEND,
+    STOPS,
+    STOPS_LEGEND,
+    TRIALS,
+    markdown_table,
+    small_sample_notes,
+    text_table,
+    timed_on,
+    unjudged_notes,
+)
 from tasks.artifacts import read_json, write_json, write_text
 from tasks.stage import StageContext
 
@@ -60,6 +72,7 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
         "experiment": config.experiment,
         "git_sha": git_sha(),
         "hardware": hardware(),
+        "timed_on": _timed_on(evaluations.values()),
         "final_model": str(inputs["export/final"].resolve()),
         "rows": rows,
         "differences": _labelled(evaluations.values(), "differences"),
@@ -78,7 +91,7 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The results table for a terminal: result rows in, aligned text of about 135 columns out, notes below. One prompt at a time only: what is
     measured of batches stands in results.md."""
     alone = [row for row in rows if row["batch_size"] == 1]
-    notes = [textwrap.fill(note, width=135) for note in (LEGEND, *small_sample_notes(alone))]
+    notes = [textwrap.fill(note, width=135) for note in (LEGEND, *small_sample_notes(alone), *unjudged_notes(alone))]
     return "\n".join([text_table(alone), "", *notes])
 
 
@@ -100,17 +113,27 @@ def _labelled(evaluations: Iterable[Mapping[str, Any]], key: str) -> list[dict[s
     return [{"model": part["model"], "benchmark": part["benchmark"]} | entry for part in evaluations for entry in part[key]]
 
 
+def _timed_on(evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every machine that speed was measured on, with its models."""
+    found: list[dict[str, Any]] = []
+    for part in evaluations:
+        same = next((entry for entry in found if entry["machine"] == part["machine"]), None)
+        if same is None:
+            found.append({"models": [part["model"]], "machine": part["machine"]})
+        else:
+            same["models"].append(part["model"])
+    return found
+
+
 def _markdown(results: Mapping[str, Any]) -> str:
-    machine = results["hardware"]
-    gpus = ", ".join(machine["gpus"]) if machine["gpus"] else "no GPU"
-    where = f"`{results['experiment']}` at {results['git_sha'][:12]} on {machine['cpu']}, {machine['cores']} cores, {gpus}."
     rows = results["rows"]
     parts = [
-        where,
+        f"`{results['experiment']}` at {results['git_sha'][:12]}. {' '.join(timed_on(results['timed_on']))}",
         "## As in the paper's Tables 1 and 2",
         markdown_table(paper_rows(rows), PAPER),
         PAPER_LEGEND,
         *small_sample_notes(rows),
+        *unjudged_notes(rows),
         "## All settings",
         markdown_table(rows),
         LEGEND,

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+MACHINE = {"cpu": "a CPU", "cores": 2, "gpus": [], "torch": "2.13.0+cpu", "torch_threads": 2, "device": "cpu"}  # that speed was measured on
+
 
 def row(**changes) -> dict:
     values = {
@@ -39,11 +41,13 @@ def trained_row(model: str, block_size: int, tpf: float, **changes) -> dict:
 
 def write_evaluation(folder: Path, model: str, rows: list[dict], **changes) -> Path:
     """A folder with `evaluation.json`."""
-    sample = {"problem_id": "minicode/7", "prompt": "Write f.", "ar": "def f(): return 1", "jacobi": "def f(): return 1", "passed": True}
+    sample = {"problem_id": "minicode/7", "prompt": "Write f.", "ar": "def f(): return 1", "jacobi": "def f(): return 1"}
+    sample |= {"judged_by": "tests", "passed": True}
     evaluation = {
         "model": model,
         "benchmark": rows[0]["benchmark"],
         "model_path": "models/x",
+        "machine": MACHINE,
         "rows": rows,
         "differences": [],
         "samples": [sample],

@@ -106,8 +106,8 @@ def test_latency():
 
 
 def test_a_sweeps_jobs_stand_beside_the_papers_numbers_and_a_failed_one_keeps_its_place():
-    measured = {"best_tpf": 2.0, "best_speedup": 1.5, "accuracy": 0.9, "paper": {"tpf": 2.2, "accuracy": 0.8}}
-    failed = {"best_tpf": None, "best_speedup": None, "accuracy": None, "paper": None}
+    measured = {"common_tpf": 2.0, "common_tpf_interval": (1.5, 2.75), "common_speedup": 1.5, "accuracy": 0.9, "paper": {"tpf": 2.2, "accuracy": 0.8}}
+    failed = {"common_tpf": None, "common_speedup": None, "accuracy": None, "paper": None}
     figure = comparison([("linear, 8", measured), ("random, 8", failed)])
     assert [(trace.name, list(trace.y)) for trace in figure.data] == [
         ("here", [2.0, None]),
@@ -116,6 +116,8 @@ def test_a_sweeps_jobs_stand_beside_the_papers_numbers_and_a_failed_one_keeps_it
         ("here", [90.0, None]),
         ("paper", [80.0, None]),
     ]
+    whiskers = figure.data[0].error_y
+    assert (whiskers.arrayminus[0], whiskers.array[0]) == (0.5, 0.75) and all(trace.error_y.array is None for trace in figure.data[1:])
     assert {trace.marker.pattern.shape for trace in figure.data if trace.name == "paper"} == {"/"}
     assert list(figure.layout.xaxis.categoryarray) == ["linear, 8", "random, 8"]
 

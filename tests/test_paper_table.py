@@ -81,5 +81,6 @@ def test_rows_of_older_results_are_shown_too():
         assert len(markdown_table([row()], columns).splitlines()) == 3
     spread = row() | {"tpf_median": 4.0, "tpf_q1": 3.0, "tpf_q3": 5.5}
     assert "4.00 [3.00, 5.50]" in markdown_table([spread], SPREAD)
+    assert "| 4.00 | - |" in markdown_table([spread | {"tpf_q1": None, "tpf_q3": None}], SPREAD)  # too few values for quartiles
     stops = row(stop_reasons={"eos": 30, "length": 2}) | {"degenerate": 1, "sound_tpf": 3.5}
     assert "| 30 | 2 | 1 | 3.50 |" in markdown_table([stops], STOPS)

@@ -99,10 +99,7 @@ class _Row:
         check_context(model, len(prompt), config.max_new_tokens)
         stops = None
         if stopping_criteria:
-
-            def stops(tokens: Sequence[int]) -> bool:
-                return bool(stopping_criteria(torch.tensor([[*before, *tokens]], device=model.device), None).any())
-
+            stops = _Stops(stopping_criteria, [*before, *prompt.tolist()], more=config.max_new_tokens, device=model.device)
         text = Text(prompt, config, rules or TokenRules.of(model), prompt_id=prompt_id, stops=stops, pace=pace or pace_of(model, config))
         chosen_by = LogitsProcessorList([*(processors or ()), *warpers(config)])
         if streamer is not None:
@@ -136,6 +133,23 @@ class _Row:
     def generation(self) -> Generation:
         """What has been committed so far."""
         return Generation(torch.tensor(self.text.answer, dtype=torch.long), self.text.stats)
+
+
+class _Stops:
+    """Asks the caller's criteria about every token of a commit, each with all that is before it. Once per forward the commit is all that is
+    moved to the device, whatever the length of the text."""
+
+    def __init__(self, criteria: StoppingCriteriaList, text: Sequence[int], *, more: int, device: torch.device) -> None:
+        """more: most tokens that may follow `text` (padding and prompt)."""
+        self._criteria, self._length = criteria, len(text)
+        self._ids = torch.zeros(1, len(text) + more, dtype=torch.long, device=device)
+        self._ids[0, : len(text)] = torch.tensor(text)
+
+    def __call__(self, commit: Sequence[int]) -> int | None:
+        start = self._length
+        self._length += len(commit)
+        self._ids[0, start : self._length] = torch.tensor(commit)
+        return next((i for i in range(len(commit)) if self._criteria(self._ids[:, : start + i + 1], None).any()), None)
 
 
 def _forwards(forward: Forward, rows: Sequence[_Row]) -> Iterator[None]:

@@ -6,6 +6,7 @@ never ignored, as far as it gets here: transformers 5.24 keeps `streamer`, `toke
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -24,8 +25,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.config import DecodingConfig, Method
-from jacobi_core.decoding.forwards import forward_for, pace_of
-from jacobi_core.decoding.generate import _decode, _Row, generate
+from jacobi_core.decoding.forwards import pace_of
+from jacobi_core.decoding.generate import _decode, _Row, check_context, generate
+from jacobi_core.decoding.kept_forwards import borrowed_forward
 from jacobi_core.decoding.tokens import TokenRules, eos_id_set
 
 _OTHER_LOOPS = {  # settings that make transformers decode in another way, and what to do instead
@@ -96,7 +98,9 @@ def jacobi_generate(
     criteria = StoppingCriteriaList(c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria))
     more = {"rules": rules, "streamer": token_streamer}
     if len(input_ids) == 1 and keep.all():
-        found = [generate(model, input_ids, config, processors=logits_processor, stopping_criteria=criteria, **more)]
+        check_context(model, input_ids.shape[1], config.max_new_tokens)  # before a cache of that size is made
+        with borrowed_forward(model, config, input_ids.shape[1] + config.max_new_tokens) as forward:
+            found = [generate(model, input_ids, config, processors=logits_processor, stopping_criteria=criteria, forward=forward, **more)]
     else:  # processors and criteria see the padding, as transformers shows it to them
         pace = pace_of(model, config, rows=len(input_ids))
         rows = [
@@ -113,7 +117,9 @@ def jacobi_generate(
             )
             for i, (row, kept) in enumerate(zip(input_ids, keep, strict=True))
         ]
-        found = _decode(forward_for(model, config, rows[0].capacity) if len(rows) == 1 else BatchForward(model, len(rows)), rows)
+        one = borrowed_forward(model, config, rows[0].capacity) if len(rows) == 1 else nullcontext(BatchForward(model, len(rows)))
+        with one as forward:
+            found = _decode(forward, rows)
     padding = generation_config.pad_token_id if generation_config.pad_token_id is not None else max(eos_ids, default=0)
     padded = torch.nn.utils.rnn.pad_sequence([g.new_tokens for g in found], batch_first=True, padding_value=padding)
     sequences = torch.cat([input_ids, padded.to(input_ids.device)], 1)

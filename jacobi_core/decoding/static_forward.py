@@ -108,6 +108,16 @@ class StaticForward:
         """Forget everything: after a text that was left before its end."""
         self.length = 0
 
+    def capture(self) -> None:
+        """Capture every width now, between two texts, rather than at its second use in one. Nothing without a graph to capture."""
+        assert self.length == 0, "a text is being decoded"
+        with torch.inference_mode():
+            for width in self._widths:
+                step = self._steps.get(width)
+                while self._captures and (step is None or step.graph is None):
+                    self.logits_of([([0], [[0]] * (width - 1))])  # alternatives for one place: within any table of positions
+                    step = self._steps[width]
+
     def _seek(self, position: torch.Tensor) -> None:
         """Where the next forward writes, long []; a copy on the device where it lies there."""
         for layer in self.cache.layers:

@@ -47,10 +47,10 @@ class Text:
         rules: TokenRules,
         *,
         prompt_id: int,
-        stops: Callable[[Sequence[int]], bool] | None = None,
+        stops: Callable[[Sequence[int]], int | None] | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """stops: does a text (prompt and answer) that ends with its latest token end there? Asked for every committed token in turn.
+        """stops: index of the first of these tokens, which come next, at which the text ends. Told every token but an EOS, once and in order.
 
         pace: cuts what is proposed to what pays.
         """
@@ -143,7 +143,7 @@ class Text:
         winner = max(range(len(chains)), key=lambda i: (lengths[i], -i))
         accepted, predicted = lengths[winner], predictions[winner]
         commit = predicted[: accepted + 1]
-        ends = next((i for i in range(len(commit)) if self._ends_at(commit, i)), None)
+        ends = self._end_in(commit)
         if ends is not None:
             commit = commit[: ends + 1]
         done = len(self.answer)
@@ -160,10 +160,10 @@ class Text:
         self.uncached = commit[-1:]
         return Verdict(winner, accepted)
 
-    def _ends_at(self, commit: Sequence[int], i: int) -> bool:
-        if commit[i] in self.rules.eos_ids:
-            return True
-        return self._stops is not None and self._stops([*self.prompt, *self.answer, *commit[: i + 1]])
+    def _end_in(self, commit: Sequence[int]) -> int | None:
+        eos = next((i for i, token in enumerate(commit) if token in self.rules.eos_ids), None)
+        stop = self._stops(commit[:eos]) if self._stops is not None and eos != 0 else None
+        return eos if stop is None else stop
 
     def _look_ahead(self, draft: Sequence[int], refreshed: Sequence[int], commit: Sequence[int], done: int) -> None:
         """Tell the horizon how much of the newest block is right, and the pool what was rejected."""

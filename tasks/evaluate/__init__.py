@@ -1,6 +1,5 @@
-"""Stage `*/evaluate`: a model's answers, generated once, then scored and timed from their files. See `stage`."""
+"""A model's answers, generated once (`*/answers`), decoders timed side by side (`*/speed`), both judged and tabulated (`*/evaluate`). See `stage`."""
 
-from tasks.evaluate.config import EvaluateConfig
-from tasks.evaluate.stage import run
+from tasks.evaluate.config import AnswersConfig, EvaluateConfig, SpeedConfig
 
-__all__ = ["EvaluateConfig", "run"]
+__all__ = ["AnswersConfig", "EvaluateConfig", "SpeedConfig"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import PromptRows
 from tasks.completion_files import Completion, part_file, write_completions
-from tasks.evaluate.config import CompletionsConfig
+from tasks.evaluate.config import AnswersConfig
 from tasks.evaluate.loops import is_degenerate
 from tasks.stage import StageContext, UserError
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class AnswerJob:
     """All that a worker needs; picklable."""
 
-    config: CompletionsConfig
+    config: AnswersConfig
     prompts: Path
     model: Path
     output: Path
@@ -41,21 +41,23 @@ class AnswerJob:
         size = self.config.part_size
         return [part for part in range(-(-self.count // size)) if not part_file(self.output, "answers", part).exists()]
 
-    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TokenRules]:
-        from jacobi_core.decoding.tokens import TokenRules
-        from jacobi_core.hub import load_model, load_tokenizer
 
-        tokenizer = load_tokenizer(self.model, trust_remote_code=self.trust_remote_code)
-        model = load_model(self.model, dtype=self.config.dtype, trust_remote_code=self.trust_remote_code)
-        return model, tokenizer, TokenRules.of(model, tokenizer)
+def load(folder: Path, dtype: str, *, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TokenRules]:
+    """What decodes: a checkpoint's model, its tokenizer and its rules."""
+    from jacobi_core.decoding.tokens import TokenRules
+    from jacobi_core.hub import load_model, load_tokenizer
+
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    model = load_model(folder, dtype=dtype, trust_remote_code=trust_remote_code)
+    return model, tokenizer, TokenRules.of(model, tokenizer)
 
 
 class AnswerWorker:
     """Turns part numbers into files."""
 
-    def __init__(self, job: AnswerJob, loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase, TokenRules] | None = None) -> None:
+    def __init__(self, job: AnswerJob) -> None:
         self.job, self._rows = job, PromptRows(job.prompts, job.config.split)
-        self._model, self._tokenizer, self._rules = loaded or job.load()
+        self._model, self._tokenizer, self._rules = load(job.model, job.config.dtype, trust_remote_code=job.trust_remote_code)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """batch: {"part": [number]}. Returns it with the number of its answers."""
@@ -90,10 +92,10 @@ class AnswerWorker:
         return len(completions)
 
 
-def answer_here(job: AnswerJob, loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase, TokenRules]) -> None:
-    """What is missing, in this process, by a model that is loaded already."""
-    worker = AnswerWorker(job, loaded)
-    for part in job.missing():
+def answer_here(job: AnswerJob, parts: Sequence[int]) -> None:
+    """These parts, in this process."""
+    worker = AnswerWorker(job)
+    for part in parts:
         worker.write(part)
         log.info("evaluate: %d/%d greedy answers", min((part + 1) * job.config.part_size, job.count), job.count)
 

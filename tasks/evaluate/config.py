@@ -1,54 +1,71 @@
-"""Settings of the evaluate stage. Free of torch."""
+"""Settings of the stages `*/answers`, `*/speed` and `*/evaluate`. Users write one section that holds them all. Free of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
+from dashboards.paper_table import Reference
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.trajectories.quality import LOOP_REPEATS, QualityRules
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import NOT_HASHED, check_dtype
 
 
-class Reference(str, Enum):
-    """Other people's decoders of the same model, timed beside ours."""
+@dataclass
+class TextConfig:
+    """What both kinds of decoding share. Raises ValueError naming the field for a value that cannot be used, as all below do."""
 
-    transformers = "transformers"  # its own greedy generate()
-    prompt_lookup = "prompt_lookup"  # its assisted generation from the prompt's n-grams; one prompt at a time
+    split: str = "test"
+    max_new_tokens: int = 256
+    loop_tokens: int = QualityRules.loop_tokens  # an answer that repeats one n-gram over so many tokens (or half of itself) is degenerate
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        self._at_least_one("max_new_tokens")
+        if self.loop_tokens < LOOP_REPEATS:
+            raise ValueError(f"loop_tokens must be at least {LOOP_REPEATS}, got {self.loop_tokens}")
+        check_dtype("dtype", self.dtype)
+
+    def _at_least_one(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass
-class CompletionsConfig:
-    """What is decoded, and how. Raises ValueError naming the field for a value that cannot be used."""
+class AnswersConfig(TextConfig):
+    """The greedy answers that accuracy rests on: the same on every machine, so that nobody's speed is asked for here."""
 
-    split: str = "test"
     accuracy_prompts: int = 200
-    speed_prompts: int = 32  # the first of the accuracy prompts
+    batch_size: int = 64  # of the accuracy answers
+    part_size: int = 256  # accuracy prompts of one file: the unit of work, and the most that a crash can cost
+    distributed: bool = field(default=False, metadata=NOT_HASHED)  # accuracy answers by cluster.workers Ray actors, else in this process
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig, metadata=NOT_HASHED)  # only whether code may run: asked before anything is decoded
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least_one("accuracy_prompts", "batch_size", "part_size")
+
+
+@dataclass
+class SpeedConfig(TextConfig):
+    """What is timed."""
+
+    speed_prompts: int = 32  # the first of the split
     methods: list[Method] = field(default_factory=lambda: [Method.jacobi, Method.mr])  # against greedy AR
     block_sizes: list[int] = field(default_factory=lambda: [16, 32, 64])
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 16])  # prompts timed together; 1 must be among them, equality is checked there
     references: list[Reference] = field(default_factory=lambda: [Reference.transformers, Reference.prompt_lookup])
     prompt_lookup_tokens: int = 10  # that prompt lookup drafts per forward
-    max_new_tokens: int = 256
-    loop_tokens: int = QualityRules.loop_tokens  # an answer that repeats one n-gram over so many tokens (or half of itself) is degenerate
-    batch_size: int = 64  # of the accuracy answers
-    part_size: int = 256  # accuracy prompts of one file: the unit of work, and the most that a crash can cost
     speed_part: int = 16  # timed prompts of one file, rounded up to whole batches of every size
-    distributed: bool = field(default=False, metadata=NOT_HASHED)  # accuracy answers by cluster.workers Ray actors, else in this process
     seed: int = 0  # of the random first guesses
-    dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.methods, self.references = [Method(m) for m in self.methods], [Reference(r) for r in self.references]
-        for name in ("accuracy_prompts", "speed_prompts", "max_new_tokens", "batch_size", "part_size", "speed_part", "prompt_lookup_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._at_least_one("speed_prompts", "speed_part", "prompt_lookup_tokens")
         if 1 not in self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must hold 1 and nothing below it, got {self.batch_sizes}")
-        if self.loop_tokens < LOOP_REPEATS:
-            raise ValueError(f"loop_tokens must be at least {LOOP_REPEATS}, got {self.loop_tokens}")
-        check_dtype("dtype", self.dtype)
         self.settings()  # every block size must be usable
 
     def settings(self) -> list[DecodingConfig]:
@@ -60,7 +77,15 @@ class CompletionsConfig:
 
 
 @dataclass
-class EvaluateConfig(CompletionsConfig):
-    """And how it is judged."""
+class JudgeSandbox(SandboxConfig):
+    """The sandbox, without what cannot change a verdict in its fingerprint."""
 
-    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    allow_code_execution: bool = field(default=SandboxConfig.allow_code_execution, metadata=NOT_HASHED)
+    workers: int = field(default=SandboxConfig.workers, metadata=NOT_HASHED)
+
+
+@dataclass
+class EvaluateConfig(AnswersConfig, SpeedConfig):
+    """Both, and how it is judged."""
+
+    sandbox: JudgeSandbox = field(default_factory=JudgeSandbox)

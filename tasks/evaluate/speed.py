@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from jacobi_core.decoding.equivalence import compare_with_ar
 from jacobi_core.decoding.tokens import TokenRules
 from tasks.artifacts import Prompt
-from tasks.completion_files import Completion, part_file, write_completions
-from tasks.evaluate.config import CompletionsConfig, Reference
+from tasks.completion_files import Completion, part_file, read_metadata, write_completions
+from tasks.evaluate.config import Reference, SpeedConfig
 from tasks.evaluate.decoders import Decoder, OurDecoder, StaticForwards, Timed, TransformersDecoder, neutral
 from tasks.evaluate.loops import is_degenerate
 
@@ -26,29 +27,37 @@ log = logging.getLogger(__name__)
 WARM_UP = 2  # prompts decoded before the clock counts
 
 
-def part_prompts(config: CompletionsConfig) -> int:
+def part_prompts(config: SpeedConfig) -> int:
     """Prompts of one part: whole batches of every size."""
     step = math.lcm(*config.batch_sizes)
     return -(-config.speed_part // step) * step
 
 
+def missing(config: SpeedConfig, count: int, output: Path, machine: Mapping[str, Any]) -> list[int]:
+    """Parts of so many prompts that are not there, or were timed on another machine: its times are no answer to this one's."""
+    parts = range(-(-count // part_prompts(config)))
+    files = [part_file(output, "speed", i) for i in parts]
+    return [i for i, file in zip(parts, files, strict=True) if not file.exists() or read_metadata(file)["machine"] != machine]
+
+
 def decode_parts(
-    config: CompletionsConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rules: TokenRules, prompts: Sequence[Prompt], output: Path
+    config: SpeedConfig,
+    loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase, TokenRules],
+    prompts: Sequence[Prompt],
+    parts: Sequence[int],
+    output: Path,
+    machine: Mapping[str, Any],
 ) -> None:
-    """Decode and time what is missing of `speed-*.parquet`."""
+    """Decode and time these parts of `speed-*.parquet`. machine: kept beside the times."""
+    model, tokenizer, rules = loaded
     size = part_prompts(config)
-    parts = [(i, prompts[start : start + size]) for i, start in enumerate(range(0, len(prompts), size))]
-    todo = [(i, part) for i, part in parts if not part_file(output, "speed", i).exists()]
-    if not todo:
-        return
     neutral(model, rules)
     capacity = max(len(p.input_ids) for p in prompts) + config.max_new_tokens
     decoders = make_decoders(config, model, rules, StaticForwards(model, capacity=capacity))
     warm_up(decoders, prompts)
-    machine = {"device": str(model.device), "threads": torch.get_num_threads(), "torch": torch.__version__}
     told = time.monotonic()
-    for number, part in todo:
-        found: list[Completion] = []
+    for number in parts:
+        part, found = prompts[number * size : (number + 1) * size], []
         for first, group, decoder, timed in take_turns(decoders, part, start=number * size):
             for prompt, answer in zip(group, timed.answers, strict=True):
                 found.append(
@@ -73,10 +82,10 @@ def decode_parts(
                 told = time.monotonic()
                 log.info("evaluate: speed %d/%d prompts", first, len(prompts))
         _compare(model, part, found)
-        write_completions(part_file(output, "speed", number), found, metadata=machine)
+        write_completions(part_file(output, "speed", number), found, metadata={"machine": machine})
 
 
-def make_decoders(config: CompletionsConfig, model: PreTrainedModel, rules: TokenRules, forwards: StaticForwards) -> list[Decoder]:
+def make_decoders(config: SpeedConfig, model: PreTrainedModel, rules: TokenRules, forwards: StaticForwards) -> list[Decoder]:
     """Batch size by batch size: greedy AR, every method at every block size, then the references."""
     decoders: list[Decoder] = []
     for size in config.batch_sizes:

@@ -1,8 +1,8 @@
-"""Stage `*/evaluate`: accuracy by running tests or comparing answers, and speed of greedy AR, parallel decoding and other people's decoders.
+"""Stages `*/answers`, `*/speed` and `*/evaluate`: what a model answers, how fast decoders are on this machine, and what both are worth.
 
-Answers are generated once, into `answers-*.parquet` (greedy, batched: what accuracy rests on) and `speed-*.parquet` (timed, every setting in
-turn, in one process); they are scored and tabulated from those files, as often as one likes. Parallel decoding returns the tokens of greedy AR
-(that is what `equals_ar` verifies), so all rows of a model carry the same accuracy.
+`decode_answers` writes `answers-*.parquet` (greedy, batched: what accuracy rests on), `time_decoders` writes `speed-*.parquet` (every setting in
+turn, in one process), `score` judges and tabulates them from those files, as often as one likes. Parallel decoding returns the tokens of greedy
+AR (that is what `equals_ar` verifies), so all rows of a model carry the same accuracy.
 """
 
 from __future__ import annotations
@@ -15,119 +15,141 @@ from typing import Any
 
 from tasks import artifacts
 from tasks.artifacts import Prompt
-from tasks.completion_files import Completion, read_completions
+from tasks.cluster import stop_local_ray
+from tasks.completion_files import Completion, read_completions, timed_on
 from tasks.evaluate import tables
-from tasks.evaluate.answers import AnswerJob, answer_here, answer_on_ray
-from tasks.evaluate.config import CompletionsConfig, EvaluateConfig
+from tasks.evaluate.answers import AnswerJob, answer_here, answer_on_ray, load
+from tasks.evaluate.config import AnswersConfig, EvaluateConfig, SpeedConfig
 from tasks.evaluate.room import check_room
-from tasks.evaluate.verdicts import judge, runs_code
+from tasks.evaluate.verdicts import Verdict, judge, judged_by
 from tasks.export_model import provenance
+from tasks.measure_latency import machine_identity
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import StageContext, UserError
 
 log = logging.getLogger(__name__)
 SAMPLES = 8  # texts kept for people to read
+NAMED = 20  # prompts that cannot be judged, listed by name
 
 
-def run(config: EvaluateConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """inputs: prompts, model. `generate` and `score` in one folder."""
-    if not config.sandbox.allow_code_execution and runs_code(_prompts(config, inputs["prompts"])):  # rather than after hours of decoding
+def decode_answers(config: AnswersConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
+    """inputs: prompts, model. Writes answers-*.parquet (see docs/schemas.md), and goes on from the parts that are there."""
+    prompts = _prompts(config.split, config.accuracy_prompts, inputs["prompts"])
+    if not config.sandbox.allow_code_execution and any(judged_by(p) == "tests" for p in prompts):  # rather than after hours of decoding
         raise UserError(
             "evaluate.sandbox.allow_code_execution is false, and these prompts are scored by running generated code; "
             "set it to true to run it in the sandbox"
         )
-    generate(config, inputs, output, context)
-    return score(config, {**inputs, "completions": output}, output, context)
-
-
-def generate(config: CompletionsConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """inputs: prompts, model. Writes answers-*.parquet and speed-*.parquet (see docs/schemas.md), and goes on from the parts that are there."""
-    prompts = _prompts(config, inputs["prompts"])
     check_room("evaluate.max_new_tokens", config.max_new_tokens, inputs["model"], prompts, trust_remote_code=context.trust_remote_code)
     job = AnswerJob(config, inputs["prompts"], inputs["model"], output, context.trust_remote_code, len(prompts))
     todo = job.missing()
-    if config.distributed and todo:
+    if todo and config.distributed:
         answer_on_ray(job, todo, context)
-    from tasks.evaluate.speed import decode_parts
+    elif todo:
+        answer_here(job, todo)
+    return {"answers": len(prompts)}
 
-    model, tokenizer, rules = loaded = job.load()
-    answer_here(job, loaded)
-    decode_parts(config, model, tokenizer, rules, prompts[: config.speed_prompts], output)
-    return {"answers": len(prompts), "timed": min(len(prompts), config.speed_prompts)}
+
+def time_decoders(config: SpeedConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
+    """inputs: prompts, model. Writes speed-*.parquet, and goes on from the parts that are there, if they are of this machine."""
+    prompts = _prompts(config.split, config.speed_prompts, inputs["prompts"])
+    check_room("evaluate.max_new_tokens", config.max_new_tokens, inputs["model"], prompts, trust_remote_code=context.trust_remote_code)
+    import torch
+
+    from jacobi_core.hub import default_device
+    from tasks.evaluate.speed import decode_parts, missing
+
+    machine = {**machine_identity(), "device": str(default_device()), "torch_threads": torch.get_num_threads()}  # what is, not what was asked for
+    todo = missing(config, len(prompts), output, machine)
+    if todo:
+        stop_local_ray(context.cluster)  # idle as it is, it would be timed too
+        loaded = load(inputs["model"], config.dtype, trust_remote_code=context.trust_remote_code)
+        decode_parts(config, loaded, prompts, todo, output, machine)
+    return {"timed": len(prompts)}
 
 
 def score(config: EvaluateConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """inputs: prompts, model (its provenance), completions (what `generate` wrote). Writes evaluation.json and answers.json. Loads no model."""
-    origin = provenance(inputs["model"])
-    answers, timed = (list(read_completions(inputs["completions"], kind)) for kind in ("answers", "speed"))
-    prompts = {p.id: p for p in _prompts(config, inputs["prompts"])}
-    verdicts = _verdicts(prompts, [*answers, *timed], config.sandbox)
-    listed = [
-        {"id": c.id, "text": c.text, "tokens": len(c.tokens), "stop_reason": c.stop_reason, **verdicts.get((c.id, c.text), {})} for c in answers
-    ]
-    accuracy = _passed(verdicts, answers)
-    artifacts.write_json(output / "answers.json", listed)
-
-    def name(identity: int) -> str:
-        return prompts[identity].meta.get("problem_id", str(identity))
-
+    """inputs: prompts, model (its provenance), answers, speed. Writes evaluation.json and answers.json. Loads no model."""
+    origin, machine = provenance(inputs["model"]), timed_on(inputs["speed"])
+    answers, timed = (list(read_completions(inputs[kind], kind)) for kind in ("answers", "speed"))
+    prompts = {p.id: p for p in _prompts(config.split, max(config.accuracy_prompts, config.speed_prompts), inputs["prompts"])}
     benchmark = next(iter(prompts.values())).meta["problem_set"]
+    verdicts = _verdicts(prompts, [*answers, *timed], config.sandbox)
+    accuracy, judged = _passed(verdicts, answers)
+    unjudged = [_name(prompts[c.id]) for c in answers if (c.id, c.text) not in verdicts]
+    if judged and unjudged:
+        log.warning("evaluate: %d of %d prompts bring no tests and no answer, and do not count: %s", len(unjudged), len(answers), _few(unjudged))
     runs = tables.runs_of(timed)
-    named = {(r.setting[0], r.setting[2]): r for r in runs if r.setting[0] in ("ar", *tables.REFERENCES)}
-    results, differences = [], []
-    for found in runs:
-        batch_size = found.setting[2]
-        against = {method: r for (method, size), r in named.items() if size == batch_size}
-        differences += [{"model": origin["name"], **d} for d in tables.differences(found, name)]
-        results.append(
+    ours = [r for r in runs if r.is_ours and r.setting[2] == 1]
+    named = {(r.setting[0], r.setting[2]): r for r in runs if r.setting[0] == "ar" or not r.is_ours}
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        against = {method: r for (method, size), r in named.items() if size == run.setting[2]}
+        rows.append(
             {
                 "model": origin["name"],
                 "benchmark": benchmark,
-                **tables.row(found, against),
+                **tables.row(run, against),
                 "dtype": config.dtype,
                 "accuracy": accuracy,
-                "accuracy_prompts": len(listed) if accuracy is not None else 0,
-                "timed_accuracy": _passed(verdicts, found.completions),
+                "accuracy_prompts": judged,
+                "unjudged": len(unjudged),
+                "timed_accuracy": _passed(verdicts, run.completions)[0],
                 "train_tokens": origin["train_tokens"],
             }
         )
-    ours = [r for r in runs if r.is_ours and r.setting[2] == 1]
+    listed = [
+        {"id": c.id, "text": c.text, "tokens": len(c.tokens), "stop_reason": c.stop_reason, **verdicts.get((c.id, c.text), {})} for c in answers
+    ]
+    artifacts.write_json(output / "answers.json", listed)
     artifacts.write_json(
         output / "evaluation.json",
         {
             "model": origin["name"],
             "benchmark": benchmark,
             "model_path": str(inputs["model"]),
-            "rows": results,
+            "machine": machine,
+            "rows": rows,
             "answers": {
                 "prompts": len(answers),
                 "stop_reasons": dict(Counter(c.stop_reason for c in answers)),
                 "degenerate": sum(c.degenerate for c in answers),
+                "unjudged": unjudged[:NAMED],
             },
-            "differences": differences,
-            "samples": _samples(prompts, ours[0].completions, ours[-1].completions, listed),
+            "differences": [{"model": origin["name"], **d} for r in runs for d in tables.differences(r, lambda identity: _name(prompts[identity]))],
+            "samples": _samples(prompts, ours[0].completions, ours[-1].completions, verdicts),
             "accepted_lengths": {_label(r): tables.accepted_lengths(r) for r in runs},
         },
     )
-    return _metrics(results, accuracy)
+    return _metrics(rows, accuracy)
 
 
-def _prompts(config: CompletionsConfig, folder: Path) -> list[Prompt]:
-    rows = artifacts.PromptRows(folder, config.split)
+def _prompts(split: str, count: int, folder: Path) -> list[Prompt]:
+    rows = artifacts.PromptRows(folder, split)
     if not len(rows):
-        raise UserError(f"evaluate.split={config.split}: the prompts hold no such prompt")
-    return rows.read(range(min(len(rows), config.accuracy_prompts)))
+        raise UserError(f"evaluate.split={split}: the prompts hold no such prompt")
+    return rows.read(range(min(len(rows), count)))
 
 
-def _verdicts(prompts: Mapping[int, Prompt], completions: Sequence[Completion], sandbox: SandboxConfig) -> dict[tuple[int, str], dict[str, Any]]:
-    """By prompt and text, each judged once however many settings said it; empty where prompts do not tell right from wrong."""
-    said = list(dict.fromkeys((c.id, c.text) for c in completions))
+def _name(prompt: Prompt) -> str:
+    return prompt.meta.get("problem_id", str(prompt.id))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _verdicts(prompts: Mapping[int, Prompt], completions: Sequence[Completion], sandbox: SandboxConfig) -> dict[tuple[int, str], Verdict]:
+    """By prompt and text, each judged once however many settings said it; without those of prompts that do not tell right from wrong."""
+    said = list(dict.fromkeys((c.id, c.text) for c in completions if judged_by(prompts[c.id])))
     found = judge([prompts[identity] for identity, _ in said], [text for _, text in said], sandbox)
-    return dict(zip(said, found, strict=True)) if found is not None else {}
+    return dict(zip(said, found, strict=True))
 
 
-def _passed(verdicts: Mapping[tuple[int, str], Mapping[str, Any]], completions: Sequence[Completion]) -> float | None:
-    return sum(verdicts[c.id, c.text]["passed"] for c in completions) / len(completions) if verdicts else None
+def _passed(verdicts: Mapping[tuple[int, str], Verdict], completions: Sequence[Completion]) -> tuple[float | None, int]:
+    """Share of the judged that passed, and how many were judged."""
+    found = [verdicts[c.id, c.text]["passed"] for c in completions if (c.id, c.text) in verdicts]
+    return (sum(found) / len(found) if found else None), len(found)
 
 
 def _label(run: tables.Run) -> str:
@@ -136,16 +158,16 @@ def _label(run: tables.Run) -> str:
 
 
 def _samples(
-    prompts: Mapping[int, Prompt], ar: Sequence[Completion], parallel: Sequence[Completion], answers: Sequence[Mapping[str, Any]]
+    prompts: Mapping[int, Prompt], ar: Sequence[Completion], parallel: Sequence[Completion], verdicts: Mapping[tuple[int, str], Verdict]
 ) -> list[dict[str, Any]]:
-    passed = {answer["id"]: answer.get("passed") for answer in answers}
     return [
         {
-            "problem_id": prompts[a.id].meta.get("problem_id", str(a.id)),
+            "problem_id": _name(prompts[a.id]),
             "prompt": prompts[a.id].messages[-1]["content"],
             "ar": a.text,
             "jacobi": b.text,
-            "passed": passed[a.id],
+            "judged_by": judged_by(prompts[a.id]),
+            "passed": verdicts[a.id, a.text]["passed"] if judged_by(prompts[a.id]) else None,
         }
         for a, b in list(zip(ar, parallel, strict=True))[:SAMPLES]
     ]

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dashboards.paper_table import REFERENCES
 from tasks.completion_files import Completion
 
-REFERENCES = ("transformers", "prompt_lookup")
+FEWEST_FOR_QUARTILES = 4  # values
 Setting = tuple[str, int, int]  # method, block size, batch size
+Batch = list[Completion]  # decoded together: what a time was taken of
 
 
 @dataclass
@@ -28,9 +30,8 @@ class Run:
     def is_ours(self) -> bool:
         return self.setting[0] not in REFERENCES
 
-    def batches(self) -> list[list[Completion]]:
-        """Rows that were decoded together: what a time was taken of."""
-        found: dict[int, list[Completion]] = {}
+    def batches(self) -> list[Batch]:
+        found: dict[int, Batch] = {}
         for completion in self.completions:
             found.setdefault(completion.batch, []).append(completion)
         return list(found.values())
@@ -66,16 +67,29 @@ def tpf(rows: Sequence[Completion]) -> float:
     return tokens(rows) / sum(c.forwards for c in rows)
 
 
-def decode_tps(rows: Sequence[Completion]) -> float | None:
-    """Without the first forward and what it committed; None where nothing came after it."""
-    rows = [c for c in rows if c.forwards > 1]
+def _after_prefill(rows: Iterable[Completion]) -> int:
+    """Tokens that came after the first forward."""
+    return sum(sum(c.accepted_lengths[1:]) for c in rows)
+
+
+def decode_tps(batches: Sequence[Batch]) -> float | None:
+    """Without the first forward and what it committed; None where nothing came after it. A batch goes on as long as one of its rows does."""
+    rows = [c for batch in batches if any(c.forwards > 1 for c in batch) for c in batch]
     spent = sum(c.seconds - c.prefill_seconds for c in rows)
-    return sum(len(c.tokens) - c.accepted_lengths[0] for c in rows) / spent if rows and spent > 0 else None
+    return _after_prefill(rows) / spent if rows and spent > 0 else None
 
 
 def decode_tpf(rows: Sequence[Completion]) -> float | None:
-    forwards = sum(c.forwards - 1 for c in rows)
-    return sum(len(c.tokens) - c.accepted_lengths[0] for c in rows) / forwards if forwards else None
+    forwards = sum(c.forwards - 1 for c in rows if c.forwards)
+    return _after_prefill(rows) / forwards if forwards else None
+
+
+def _speedup(ours: Sequence[Batch], ar: Sequence[Batch], wanted: Callable[[Batch], bool]) -> float | None:
+    """Over greedy AR, of the wanted batches alone; None where there are none. A batch's time is that of all its rows: it is counted whole or not."""
+    pairs = [(a, b) for a, b in zip(ours, ar, strict=True) if wanted(a)]
+    if not pairs:
+        return None
+    return tps([c for batch, _ in pairs for c in batch]) / tps([c for _, batch in pairs for c in batch])
 
 
 def row(run: Run, against: dict[str, Run]) -> dict[str, Any]:
@@ -84,24 +98,23 @@ def row(run: Run, against: dict[str, Run]) -> dict[str, Any]:
     method, block_size, batch_size = run.setting
     sound = [c for c in found if not c.degenerate]
     loops = [c for c in found if c.degenerate]
-    same = {c.id for c in sound}
-    ar_sound = [c for c in ar.completions if c.id in same]
-    ar_loops = [c for c in ar.completions if c.id not in same]
-    decoding, ar_decoding = decode_tps(found), decode_tps(ar.completions)
+    batches, ar_batches = run.batches(), ar.batches()
+    decoding, ar_decoding = decode_tps(batches), decode_tps(ar_batches)
     return {
         "method": method,
         "block_size": block_size,
         "batch_size": batch_size,
         "prompts": len(found),
+        "batches": len(batches),
         "tokens": tokens(found),
         "forwards": sum(c.forwards for c in found),
         "seconds": seconds(found),
         "tpf": tpf(found),
         "tps": tps(found),
         "speedup": tps(found) / tps(ar.completions),
-        **_spread("tpf", [tpf(batch) for batch in run.batches()]),
-        **_spread("tps", [tps(batch) for batch in run.batches()]),
-        **_spread("speedup", [tps(a) / tps(b) for a, b in zip(run.batches(), ar.batches(), strict=True)]),
+        **_spread("tpf", [tpf(batch) for batch in batches]),
+        **_spread("tps", [tps(batch) for batch in batches]),
+        **_spread("speedup", [tps(a) / tps(b) for a, b in zip(batches, ar_batches, strict=True)]),
         **{f"speedup_{name}": tps(found) / tps(against[name].completions) if name in against else None for name in REFERENCES},
         "prefill_seconds": sum(c.prefill_seconds for c in found),
         "decode_tpf": decode_tpf(found),
@@ -110,17 +123,17 @@ def row(run: Run, against: dict[str, Run]) -> dict[str, Any]:
         "stop_reasons": dict(Counter(c.stop_reason for c in found)),
         "degenerate": len(loops),
         "sound_tpf": tpf(sound) if sound else None,
-        "sound_speedup": tps(sound) / tps(ar_sound) if sound else None,
+        "sound_speedup": _speedup(batches, ar_batches, lambda batch: not any(c.degenerate for c in batch)),
         "degenerate_tpf": tpf(loops) if loops else None,
-        "degenerate_speedup": tps(loops) / tps(ar_loops) if loops else None,
+        "degenerate_speedup": _speedup(batches, ar_batches, lambda batch: all(c.degenerate for c in batch)),
         "equals_ar": sum(c.difference is None for c in found) / len(found),
     }
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Median, and the quartiles around it, over prompts (over batches, where prompts were decoded together)."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
-    return {f"{name}_median": middle, f"{name}_q1": low, f"{name}_q3": high}
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """Median, and the quartiles around it, over prompts (over batches, where prompts were decoded together). No quartiles of fewer than 4."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) >= FEWEST_FOR_QUARTILES else (None,) * 3
+    return {f"{name}_median": statistics.median(values), f"{name}_q1": low, f"{name}_q3": high}
 
 
 def accepted_lengths(run: Run) -> dict[int, int]:

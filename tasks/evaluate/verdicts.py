@@ -6,7 +6,7 @@ Reads texts only, so that answers on disk can be judged again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, TypedDict
 
 from tasks.artifacts import Prompt
 from tasks.problem_sets.problem import Problem
@@ -15,24 +15,31 @@ from tasks.problem_sets.sandbox import SandboxConfig
 NUMBERS = ("gsm8k",)  # problem sets whose answers are numbers; the others' are LaTeX
 
 
-def runs_code(prompts: Sequence[Prompt]) -> bool:
-    return all(p.meta.get("tests") for p in prompts)
+class Verdict(TypedDict):
+    passed: bool
+    reason: str
 
 
-def judge(prompts: Sequence[Prompt], texts: Sequence[str], sandbox: SandboxConfig) -> list[dict[str, Any]] | None:
-    """{"passed", "reason"} of each text; None where not every prompt tells right from wrong. Raises UserError as the sandbox does."""
-    if runs_code(prompts):
+def judged_by(prompt: Prompt) -> Literal["tests", "answer"] | None:
+    """What tells a right answer to this prompt from a wrong one; None where nothing does."""
+    return "tests" if prompt.meta.get("tests") else "answer" if prompt.meta.get("answer") else None
+
+
+def judge(prompts: Sequence[Prompt], texts: Sequence[str], sandbox: SandboxConfig) -> list[Verdict]:
+    """The verdict on each text; every prompt must tell right from wrong. Raises UserError as the sandbox does."""
+    found: dict[int, Verdict] = {}
+    coded = [i for i, p in enumerate(prompts) if judged_by(p) == "tests"]
+    if coded:
         from tasks.problem_sets.scoring import score
 
         fields = Problem.__dataclass_fields__
-        problems = [Problem(**{k: v for k, v in p.meta.items() if k in fields}) for p in prompts]
-        return [{"passed": v.passed, "reason": v.reason} for v in score(problems, texts, sandbox)]
-    if all(p.meta.get("answer") for p in prompts):
-        return [_compared(p, text) for p, text in zip(prompts, texts, strict=True)]
-    return None
+        problems = [Problem(**{k: v for k, v in prompts[i].meta.items() if k in fields}) for i in coded]
+        results = score(problems, [texts[i] for i in coded], sandbox)
+        found |= {i: {"passed": r.passed, "reason": r.reason} for i, r in zip(coded, results, strict=True)}
+    return [found[i] if i in found else _compared(p, text) for i, (p, text) in enumerate(zip(prompts, texts, strict=True))]
 
 
-def _compared(prompt: Prompt, text: str) -> dict[str, Any]:
+def _compared(prompt: Prompt, text: str) -> Verdict:
     from tasks.problem_sets.answers import extract_math, extract_number, same_math, same_number
 
     extract, same = (extract_number, same_number) if prompt.meta["problem_set"] in NUMBERS else (extract_math, same_math)

@@ -5,7 +5,8 @@ child reads and returns after the last line has run: `sys.exit(0)`, `os._exit(0)
 
 Protections: own session, private temporary folder, empty environment, no stdin, capped output, wall clock, and limits on CPU time,
 memory, file size, processes, open files and cores. Started by root, a program runs as an unprivileged user of its own, so limits bind and
-nothing of it can survive. Where the kernel allows user namespaces, it also has no network, a process namespace and a read-only file system.
+nothing of it can survive (see sandbox_user). Where the kernel allows user namespaces, it also has no network, a process namespace and a
+read-only file system.
 `protections` tells what is active on this host.
 
 Limits, honestly: tests and tested code share one interpreter, so code written to deceive *this* sandbox (walk the stack, read the channel,
@@ -16,28 +17,23 @@ a language model, not for an attacker. It does not know problems or prompts: see
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import random
 import secrets
 import selectors
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.problem_sets.sandbox_user import NO_GROUP, environment, interpreter, kill, private_uid, started_by_root, user_arguments
 from tasks.stage import UserError
 
-PRIVATE_UIDS = range(50_000, 60_000)  # no distribution hands these out, and containers map them
-NO_GROUP = 65_534
 CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
@@ -88,10 +84,10 @@ def run_many(sources: list[str], config: SandboxConfig) -> list[SandboxResult]:
 def protections(config: SandboxConfig) -> list[str]:
     """What confines a program on this host, found out by running an empty one; what is missing is listed as 'missing: ...'."""
     _, active = _run("", config)
-    if _started_by_root():
+    if started_by_root():
         user = "user: an unprivileged uid of its own per program, no groups; survivors are found and killed by it"
     else:
-        user = "missing: user of its own (only root can give one), what this user can read is readable"
+        user = "missing: user of its own (only root can give one), what this user can read is readable; survivors are found by environment and folder"
     optional = {
         "network": ("network: none (own network namespace)", "network namespace, a program can reach the network"),
         "processes": ("processes: own process namespace, ended as a whole", "process namespace, a program sees others and can signal its user's"),
@@ -107,16 +103,16 @@ def protections(config: SandboxConfig) -> list[str]:
         f"{config.processes} process(es), 64 open files, no cores",
         user,
         *(present if name in active else f"missing: {absent}" for name, (present, absent) in optional.items()),
-        f"interpreter: {_interpreter(_started_by_root())}",
+        f"interpreter: {interpreter(started_by_root())}",
     ]
 
 
 def _run(source: str, config: SandboxConfig) -> tuple[SandboxResult, list[str]]:
     if not config.allow_code_execution:
         raise UserError("sandbox.allow_code_execution is false: set it to true to let generated code run on this machine")
-    python = _interpreter(_started_by_root())
+    python = interpreter(started_by_root())
     nonce = secrets.token_hex(16).encode()
-    with _private_uid() as uid, tempfile.TemporaryFile() as job, contextlib.ExitStack() as cleanup:
+    with private_uid() as uid, tempfile.TemporaryFile() as job, contextlib.ExitStack() as cleanup:
         folder = tempfile.mkdtemp(prefix="sandbox-")
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         if uid is not None:
@@ -138,15 +134,15 @@ def _run(source: str, config: SandboxConfig) -> tuple[SandboxResult, list[str]]:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                     cwd=folder,
-                    env=_environment(folder),
-                    **_user(uid),
+                    env=environment(folder),
+                    **user_arguments(uid),
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise UserError(f"sandbox: no confined process could be started ({error}); run where uids can be changed") from error
         try:
             channel, output, timed_out = _watch(process, ours, config)
         finally:
-            _kill(process, uid)
+            kill(process, uid=uid, folder=folder)
             process.stdout.close()
     ready, complete, verdict = channel.partition(b"\n")
     # Only what was said before the program ran may refuse; after that the channel is in untrusted hands.
@@ -207,79 +203,3 @@ def _verdict(verdict: bytes, nonce: bytes, output: bytes, timed_out: bool, code:
     if signal_number > 0:
         return SandboxResult(False, "killed", f"signal {signal_number}; {tail}")
     return SandboxResult(False, "exited", f"ended with code {code} before its tests did; {tail}")
-
-
-def _kill(process: subprocess.Popen, uid: int | None) -> None:
-    """Ends the whole session, then whatever left it, and reaps. The leader is not reaped before, so its group id is still ours."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    give_up = time.monotonic() + 5
-    while uid is not None and (alive := _processes_of(uid)):
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"sandbox: processes {alive} of user {uid} survive SIGKILL")
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-
-
-def _processes_of(uid: int) -> list[int]:
-    """Living processes of `uid`. From `status`, since the owner of /proc/N can be hidden by its process."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            status = Path("/proc", entry, "status").read_text(errors="replace")
-            if f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
-                found.append(int(entry))
-    return found
-
-
-_uids_taken: set[int] = set()
-_uids_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _private_uid():
-    """A user id nobody else uses while the program runs; None where this process may not change users."""
-    if not _started_by_root():
-        yield None
-        return
-    with _uids_lock:
-        uid = random.SystemRandom().choice(PRIVATE_UIDS)
-        while uid in _uids_taken or _processes_of(uid):
-            uid = random.SystemRandom().choice(PRIVATE_UIDS)
-        _uids_taken.add(uid)
-    try:
-        yield uid
-    finally:
-        with _uids_lock:
-            _uids_taken.discard(uid)
-
-
-def _started_by_root() -> bool:
-    return os.geteuid() == 0
-
-
-def _user(uid: int | None) -> dict:
-    return {} if uid is None else {"user": uid, "group": NO_GROUP, "extra_groups": []}
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """All a program sees of the environment. The fixed hash seed makes verdicts repeatable."""
-    return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
-
-
-@functools.cache
-def _interpreter(as_private_user: bool) -> str:
-    """A Python that the program's user can execute; the project's own may lie in a folder only root can read."""
-    uid = PRIVATE_UIDS[0] if as_private_user else None
-    check = "import json, resource, sys, types; sys.exit(sys.version_info < (3, 10))"
-    candidates = [sys.executable, sys._base_executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")]
-    for python in filter(None, dict.fromkeys(candidates)):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            command = [python, "-s", "-S", "-c", check]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            if subprocess.run(command, cwd="/", env=_environment("/"), timeout=30, **quiet, **_user(uid)).returncode == 0:
-                return python
-    raise UserError(f"sandbox: no Python >= 3.10 that an unprivileged user can execute (tried {candidates}); install one, or do not run as root")

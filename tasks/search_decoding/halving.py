@@ -124,8 +124,10 @@ def search(
 ) -> list[list[Trial]]:
     """The rounds, each sorted from the quickest on; the last one holds the finalists and `always`, and its first is the winner.
 
+    budget_s: wall time, an equal share for every round: what one has spent beyond its share is taken from those after it.
     told: called after every round, with its number.
     """
+    began = time.monotonic()
     rounds: list[list[Trial]] = []
     survivors, waiting, seen = list(candidates), list(candidates), list(candidates)
     count = max(0, math.ceil(math.log(max(len(candidates) / finalists, 1), keep_one_in) - 1e-9)) + 1
@@ -133,7 +135,7 @@ def search(
         final = len(rounds) == count - 1
         field = unique([*survivors, *always]) if final else survivors
         contenders = [(Trial(label(config), carried(config)), make(config)) for config in field]
-        measure(contenders, prompts, seconds=budget_s / count, order=order, whole=final)
+        measure(contenders, prompts, seconds=(began + budget_s - time.monotonic()) / (count - len(rounds)), order=order, whole=final)
         measured = [(trial, config) for (trial, _), config in zip(contenders, field, strict=True) if trial.prompts]
         ranked = sorted(measured, key=lambda pair: -pair[0].tps)
         rounds.append([trial for trial, _ in ranked])

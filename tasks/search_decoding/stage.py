@@ -22,12 +22,14 @@ from tasks.search_decoding.config import SearchDecodingConfig, carried, label
 from tasks.stage import StageContext, UserError
 
 if TYPE_CHECKING:
+    from jacobi_core.decoding.config import DecodingConfig
+    from tasks.evaluate.decoders import OurDecoder
     from tasks.search_decoding.halving import Trial
 
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 MOST_LOOPS = 0.1  # share of degenerate answers above which the search says so
-HELDOUT_SECONDS = 120.0  # of the last measurement, at most (and one prompt)
+HELDOUT_SHARE = 0.25  # of the budget: for the last measurement
 
 
 def run(config: SearchDecodingConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
@@ -54,28 +56,33 @@ def run(config: SearchDecodingConfig, inputs: Mapping[str, Path], output: Path, 
         log.info("search: round %d, %d settings on %d prompts; %s", number, len(trials), trials[0].prompts, _ahead(trials))
         context.report({"search/best_tps": trials[0].tps, "search/settings": len(trials), "search/prompts": trials[0].prompts}, number)
 
+    def make(setting: DecodingConfig) -> OurDecoder:
+        if (forward := forwards.of(setting)) is not None:
+            forward.capture()  # not while it is timed
+        return OurDecoder(model, rules, setting, forwards=forwards)
+
     rounds = search(
         config.candidates(),
         [config.greedy_ar(), config.paper()],
         seen,
-        lambda setting: OurDecoder(model, rules, setting, forwards=forwards),
-        budget_s=config.budget_s,
+        make,
+        budget_s=(1 - HELDOUT_SHARE) * config.budget_s - (time.monotonic() - began),
         keep_one_in=config.keep_one_in,
         finalists=config.finalists,
         order=order,
         told=told,
     )
-    searched = time.monotonic() - began
     finals, winner = rounds[-1], rounds[-1][0]
 
     # the winner again, on prompts that had no part in choosing it
     settings = {label(s): s for s in (config.greedy_ar(), config.paper())}
     settings[winner.name] = _decoding(config, winner)
-    contenders = [(Trial(name, carried(s)), OurDecoder(model, rules, s, forwards=forwards)) for name, s in settings.items()]
+    contenders = [(Trial(name, carried(s)), make(s)) for name, s in settings.items()]
     theirs = TransformersDecoder(model, rules, Reference.transformers, max_new_tokens=config.max_new_tokens, lookup=1)
     contenders.append((Trial("transformers", None), theirs))
     answers: Answers = {}
-    measure(contenders, heldout, seconds=HELDOUT_SECONDS, order=order, whole=True, answers=answers)
+    measure(contenders, heldout, seconds=began + config.budget_s - time.monotonic(), order=order, whole=True, answers=answers)
+    searched = time.monotonic() - began
     again = {t.name: t for t, _ in contenders}
     equal = _equal_share(answers, winner.name, label(config.greedy_ar()))
 

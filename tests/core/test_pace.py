@@ -80,12 +80,25 @@ def test_the_curve_is_measured_once_per_model(monkeypatch):
     monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: calls.append(widths) or measure_latency(forward, widths))
     config = DecodingConfig(method=Method.running_window, block_size=20, auto=True)
     pace = forwards.pace_of(model, config)
-    assert forwards.pace_of(model, replace(config, block_size=31)) is pace
+    assert forwards.pace_of(model, replace(config, max_new_tokens=7, seed=1)) is pace
+    assert forwards.pace_of(model, replace(config, block_size=31)) is not pace
     assert calls == [[1, 2, 4, 8, 16, 32]]
     forwards.pace_of(model.to(torch.float32), config)
     forwards.pace_of(model, config, rows=2)
     assert len(calls) == 3  # another dtype, and more rows, are another matter
     assert forwards.pace_of(model, replace(config, auto=False)) is None
+
+
+def test_what_one_setting_has_taught_another_does_not_know(monkeypatch):
+    """Else what comes second in a search is judged by what came first, and differs from the same setting alone."""
+    model, dear = tiny_model(seed=7), LatencyCurve((1, 65), (1.0, 9.0))
+    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: dear)
+    config = DecodingConfig(method=Method.running_window, block_size=64, auto=True)
+    fresh = len(Pace(dear).cut([main(63)])[0].tokens)
+    seen(forwards.pace_of(model, config), main(63), 0)
+    assert len(forwards.pace_of(model, config).cut([main(63)])[0].tokens) == 0 < fresh
+    for other in ({"ngram": True}, {"method": Method.mr}, {"drafts": 2}, {"temperature": 0.7}):
+        assert len(forwards.pace_of(model, replace(config, **other)).cut([main(63)])[0].tokens) == fresh, other
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -140,6 +140,28 @@ def test_capture_that_fails_is_logged_once_and_decoding_goes_on(monkeypatch, cap
     ]
 
 
+def test_every_width_can_be_captured_before_the_first_text(monkeypatch):
+    model, captured = MODELS["llama"], []
+    forward = static(model, EVERYTHING, len(COPYING))
+    forward.capture()
+    assert not forward._steps  # nothing to capture here
+
+    def capture(step):
+        captured.append(step.mask.shape[2])
+        step.graph = type("Graph", (), {"replay": lambda self: None})()
+        step.logits = torch.zeros(step.mask.shape[2], 1)
+
+    forward._captures = True
+    monkeypatch.setattr(forward, "_capture", capture)
+    forward.capture()
+    forward.capture()
+    assert captured == list(widths_for(EVERYTHING))
+    forward._captures = False
+    forward._steps.clear()
+    expected = decode(model, CachedForward(model), COPYING, EVERYTHING).new_tokens.tolist()
+    assert decode(model, forward, COPYING, EVERYTHING).new_tokens.tolist() == expected  # what was fed is forgotten
+
+
 def test_compiled_steps_give_the_same_text():
     model = MODELS["llama"]
     config = DecodingConfig(method=Method.recycling, block_size=4, max_new_tokens=30)

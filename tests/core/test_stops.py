@@ -234,3 +234,27 @@ def test_a_stop_string_across_blocks_ends_where_transformers_ends(method, stop, 
         assert stop not in TOKENIZER.decode(theirs[:-1])
         assert found.stats.stop_reason == "criteria"
         assert found.stats.tokens == len(theirs) < len(script)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_criteria_see_every_token_in_turn_and_no_text_is_copied_for_them(rows):
+    """One growing buffer per text: a criterion costs what it looks at, not a copy of prompt and answer for every token."""
+
+    class Watch(StoppingCriteria):
+        def __init__(self):
+            self.seen, self.places = {}, set()
+
+        def __call__(self, input_ids, scores, **kwargs):
+            text = input_ids[0].tolist()
+            self.seen.setdefault(tuple(text[:4]), []).append(text)
+            self.places.add(input_ids.data_ptr())
+            return torch.zeros(1, dtype=torch.bool)
+
+    watch, prompts = Watch(), [[i + 1, 5, 6, 7] for i in range(rows)]
+    config = DecodingConfig(method=Method.mr, block_size=N, max_new_tokens=4 * N)
+    criteria = StoppingCriteriaList([watch])
+    found = generate_batch(MODEL, prompts, config, rules=rules_with(), stopping_criteria=criteria)
+    assert len(watch.places) == rows
+    for prompt, generation in zip(prompts, found, strict=True):
+        answer = generation.new_tokens.tolist()
+        assert watch.seen[tuple(prompt)] == [[*prompt, *answer[: i + 1]] for i in range(len(answer))]

@@ -56,7 +56,7 @@ def test_all_cells_share_base_prompts_and_trajectories_and_train_equally(tmp_pat
     noise = {key: noise_cell(*key) for key in GRID}
     masks = {mask: cell("ablate_mask", **{"distill.mask": mask}) for mask in MASKS}
     graphs = {key: build_graph(config, identity_cache=tmp_path).fingerprints for key, config in {**noise, **masks}.items()}
-    for stage in ("prompts", "base", "base/completions", "base/evaluate", "round1/trajectories"):
+    for stage in ("prompts", "base", "base/answers", "base/speed", "base/evaluate", "round1/trajectories"):
         assert len({fingerprints[stage] for fingerprints in graphs.values()}) == 1, stage
     assert len({fingerprints["round1/distill"] for fingerprints in graphs.values()}) == len(GRID) + len(MASKS) - 1
     assert graphs["nc"]["round1/evaluate"] == graphs["linear", 8]["round1/evaluate"]

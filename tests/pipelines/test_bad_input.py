@@ -89,7 +89,7 @@ CONFIG_MISTAKES = {
     "evaluate.block_sizes=[0]": "evaluate.block_size must be at least 1",
     "data.test=0": "data.test=0 leaves nothing to evaluate on",
     "data.train=0": "data.train is missing",
-    "tune=true": "data.validation=0 leaves nothing to measure on; raise it or choose another search.split",
+    "tune=true data.validation=0": "data.validation=0 leaves nothing to measure on; raise it or choose another search.split",
     "search.heldout_split=validation": "search.heldout_split must be another split",
     "evaluate.split=tst": "evaluate.split=tst: there is no such split; choose one of train, validation, test",
     "evaluate.sandbox.allow_code_execution=false": "evaluate.sandbox.allow_code_execution is false",

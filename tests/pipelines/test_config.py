@@ -14,8 +14,9 @@ from pipelines import schema
 from pipelines.stages import build_graph
 
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
-ROUND = ("trajectories", "pack", "distill", "export", "completions", "evaluate")
-SHARED = {"prompts", "base", "base/completions", "base/evaluate"}  # what no setting of a round reaches
+EVALUATION = ("answers", "speed", "evaluate")
+ROUND = ("trajectories", "pack", "distill", "export", *EVALUATION)
+SHARED = {"prompts", "base", *(f"base/{stage}" for stage in EVALUATION)}  # what no setting of a round reaches
 SMALL = ["experiment=smoke", "baselines=[cllm]"]
 
 
@@ -57,7 +58,7 @@ def test_the_command_in_an_experiment_file_names_it():
 
 
 def test_stage_ids(graph):
-    expected = ["prompts", "base", "base/completions", "base/evaluate"]
+    expected = ["prompts", "base", *(f"base/{stage}" for stage in EVALUATION)]
     expected += [f"round{number}/{stage}" for number in (1, 2) for stage in ROUND]
     expected += [f"cllm/{stage}" for stage in ROUND[1:]]
     assert [stage.id for stage in graph(*SMALL).stages] == [*expected, "report"]
@@ -94,6 +95,8 @@ def test_a_sweep_over_schedules_shares_all_up_to_the_trajectories(graph):
         "paths.results=elsewhere.json",
         "paths.tracking_uri=http://localhost:1",
         "distill.checkpoint_every=4",
+        "evaluate.distributed=true",
+        "evaluate.sandbox.workers=7",
         "force=[base]",
         "dry_run=true",
     ],
@@ -105,9 +108,8 @@ def test_what_cannot_change_a_result_is_in_no_fingerprint(graph, override: str):
 def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
     everything = set(graph(*SMALL).fingerprints)
     second = {f"round2/{stage}" for stage in ROUND}
-    cllm = {"cllm/distill", "cllm/export", "cllm/completions", "cllm/evaluate"}  # its token budget comes from the rounds
-    scores = {stage for stage in everything if stage.endswith("/evaluate")}
-    evaluations = scores | {stage for stage in everything if stage.endswith("/completions")}
+    cllm = {"cllm/distill", "cllm/export", *(f"cllm/{stage}" for stage in EVALUATION)}  # its token budget comes from the rounds
+    answers, speed, scores = ({stage for stage in everything if stage.endswith(f"/{kind}")} for kind in EVALUATION)
     assert changed(graph, "seed=1") == everything
     assert changed(graph, "data.train=65") == everything
     assert changed(graph, "model.pretrain.steps=31") == everything
@@ -117,7 +119,10 @@ def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
     assert changed(graph, "rounds.1.learning_rate=0.1") == second - {"round2/trajectories", "round2/pack"} | cllm | {"report"}
     assert changed(graph, "trajectories.max_new_tokens=41") == everything - SHARED
     assert changed(graph, "distill.batch_size=4") == everything - SHARED - {"round1/trajectories", "round1/pack", "cllm/pack"}
-    assert changed(graph, "evaluate.speed_prompts=2") == evaluations | {"report"}
+    assert changed(graph, "evaluate.max_new_tokens=41") == answers | speed | scores | {"report"}
+    assert changed(graph, "evaluate.accuracy_prompts=9") == changed(graph, "evaluate.batch_size=3") == answers | scores | {"report"}
+    for timed in ("speed_prompts=2", "block_sizes=[4]", "methods=[mr]", "batch_sizes=[1,4]", "references=[]", "seed=7"):
+        assert changed(graph, f"evaluate.{timed}") == speed | scores | {"report"}, timed  # no answer is decoded again
     assert changed(graph, "evaluate.sandbox.cpu_s=7") == scores | {"report"}  # decoded once, judged again
     assert changed(graph, "name=other") == {"report"}
 
@@ -130,7 +135,8 @@ def test_tuning_is_asked_for_and_knows_its_machine(graph, monkeypatch):
     assert search.inputs["model"] == "round2/export" and found.stages[-1].inputs["export/final"] == "final"
     monkeypatch.setattr("pipelines.stages.machine_identity", lambda: {"cpu": "another"})
     moved = graph(*tuned).fingerprints
-    assert {name for name in moved if moved[name] != found.fingerprints[name]} == {"latency", "search", "final", "report"}
+    timed = {name for name in moved if name.endswith(("/speed", "/evaluate"))}  # what a model answers is the same everywhere
+    assert {name for name in moved if moved[name] != found.fingerprints[name]} == timed | {"latency", "search", "final", "report"}
 
 
 def test_a_prompt_file_is_known_by_its_content(graph, tmp_path: Path):

@@ -60,15 +60,24 @@ def test_results_obey_the_contract(finished: tuple[Path, str]):
     results = json.loads(Path(path.strip()).read_text())
     assert results == json.loads((folder / "copy" / "results.json").read_text())
     assert results.keys() >= KEYS
+    (timed,) = results["timed_on"]
+    assert timed["models"] == MODELS and timed["machine"]["cpu"] == results["hardware"]["cpu"]
     assert (results["schema_version"], results["experiment"]) == (1, "smoke")
     assert (Path(results["final_model"]) / "model.safetensors").is_file()
     assert json.loads((Path(results["final_model"]) / "jacobi_forcing.json").read_text())["name"] == "round2"
     rows = results["rows"]
     assert all(row.keys() >= ROW_KEYS for row in rows)
-    kinds = [("ar", 1), ("jacobi", 8), ("jacobi", 64)]
-    assert [(row["model"], row["method"], row["block_size"]) for row in rows] == [(model, *kind) for model in MODELS for kind in kinds]
+    alone = [
+        ("ar", 1, 1),
+        *((method, block, 1) for method in ("jacobi", "mr") for block in (8, 64)),
+        ("prompt_lookup", 11, 1),
+        ("transformers", 1, 1),
+    ]
+    kinds = [*alone, *((method, block, 2) for method, block, _ in alone if method != "prompt_lookup")]
+    assert [(row["model"], row["method"], row["block_size"], row["batch_size"]) for row in rows] == [
+        (model, *kind) for model in MODELS for kind in kinds
+    ]
     for row in rows:
-        assert row["batch_size"] == 1
         assert row["tpf"] == pytest.approx(row["tokens"] / row["forwards"])
         assert row["tps"] == pytest.approx(row["tokens"] / row["seconds"])
         assert (row["prompts"], row["accuracy_prompts"]) == (3, 8)
@@ -86,14 +95,14 @@ def test_the_page_and_the_table_are_beside_the_results(finished: tuple[Path, str
     assert "<html" in (output / "report.html").read_text()
     assert "cllm" in (output / "results.md").read_text()
     assert "mlflow ui --backend-store-uri" in printed
-    assert "[22/22] report: done" in (output / "full_run.log").read_text()
+    assert "[26/26] report: done" in (output / "full_run.log").read_text()
 
 
 def test_mlflow_shows_the_pipeline_its_stages_and_their_curves(finished: tuple[Path, str]):
     client, runs = recorded(finished[0])
     (pipeline,) = (run for run in of_kind(runs, "pipeline") if run.data.tags.get("mlflow.parentRunId") is None)
     stages = {run.data.tags["stage"]: run for run in of_kind(runs, "stage") if run.data.tags["mlflow.parentRunId"] == pipeline.info.run_id}
-    assert len(stages) == 22
+    assert len(stages) == 26
     assert {run.info.status for run in runs} == {"FINISHED"}
     for model in MODELS[1:]:
         curve = client.get_metric_history(stages[f"{model}/distill"].info.run_id, "distill/loss")
@@ -106,7 +115,7 @@ def test_a_second_run_finds_everything_and_starts_no_ray(finished: tuple[Path, s
     started = time.monotonic()
     printed = full_run(folder, "baselines=[cllm]", RAY_TMPDIR=str(tmp_path / "ray"))
     assert time.monotonic() - started < 30
-    assert len(re.findall(r"\[\d+/22\] \S+: cached", printed)) == 22
+    assert len(re.findall(r"\[\d+/26\] \S+: cached", printed)) == 26
     assert ": running" not in printed
     assert not (tmp_path / "ray").exists()
     results = [json.loads(Path(text.splitlines()[-1].partition(" ")[2].strip()).read_text()) for text in (first, printed)]
@@ -160,9 +169,7 @@ def unfinished(folder: Path, kind: str) -> list[Path]:
 
 def timeless(folder: Path) -> dict:
     results = json.loads((folder / "copy" / "results.json").read_text())
-    for row in results["rows"]:
-        for measured in ("seconds", "tps", "speedup"):
-            del row[measured]
+    results["rows"] = [{key: row[key] for key in ROW_KEYS - {"seconds", "tps", "speedup"}} for row in results["rows"]]
     results["final_model"] = Path(results["final_model"]).name
     return results
 

@@ -11,6 +11,7 @@ from pipelines import mlflow_runs
 from pipelines.job_record import JobRecord
 from pipelines.sweep import FILES, SweepTable, write_sweep
 from pipelines.tracking import SweepInfo, Tracker, sqlite_uri
+from tasks.completion_files import Completion, write_completions
 from tests.results import ar_row, row, trained_row
 
 NOISE = {"edges": [i / 10 for i in range(11)], "counts": [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8], "mean": 0.66}
@@ -23,12 +24,23 @@ def write_job(
     folder.mkdir(parents=True)
     config = {"noise_schedule": kind, "rounds": [{"block_size": 8, "window": window, "noise_schedule": None}], "distill": {"mask": "nc"}}
     overrides = ["experiment=ablate_noise", f"noise_schedule={kind}", f"rounds.0.window={window}"]
-    JobRecord(folder, number, overrides, config, {"prompts": "x", "round1/pack": str(pack)}, state, error).save()
+    speed = sweep.parent / "store" / f"speed-{number}"
+    JobRecord(folder, number, overrides, config, {"prompts": "x", "round1/pack": str(pack), "round1/speed": str(speed)}, state, error).save()
     if rows is not None:
+        write_speed(speed)
         (folder / "results.json").write_text(json.dumps({"rows": rows}))
         pack.mkdir(parents=True)
         (pack / "noise.json").write_text(json.dumps({k: NOISE[k] for k in ("edges", "counts")} | {"by_window_position": []}))
         (pack / "manifest.json").write_text(json.dumps({"metrics": {"noise_ratio_mean": NOISE["mean"]}}))
+
+
+def write_speed(folder: Path) -> None:
+    """Ten prompts at block size 64, five of which took twice as many forwards, and the same in batches, which count for nothing here."""
+    folder.mkdir(parents=True)
+    timed = [
+        Completion(i, "jacobi", 64, size, i, 4, [7] * 60, "", "eos", 20 + 20 * (i % 2), [], 1.0, 0.1, False) for size in (1, 16) for i in range(10)
+    ]
+    write_completions(folder / "speed-00000.parquet", timed, metadata={})
 
 
 def results(tpf: float) -> list[dict]:
@@ -52,6 +64,11 @@ def test_the_table_has_every_job_its_settings_and_the_papers_numbers(sweep: Path
     assert linear["settings"] == {"noise_schedule": "linear", "rounds.0.window": "8"}
     assert linear["tpf"] == {"jacobi@16": 2.16, "jacobi@64": 2.64}
     assert (linear["best_tpf"], linear["best_tpf_block"], linear["best_speedup_block"]) == (2.64, 64, 64)
+    assert linear["common_setting"] == base["common_setting"] == "jacobi@64" and linear["common_tpf"] == 2.64
+    assert linear["common_speedup"] == pytest.approx(0.6 * 2.64) and failed["common_tpf"] is None
+    low, high = linear["common_tpf_interval"]
+    assert 1.5 < low < 2.0 < high < 3.0  # 600 tokens in 300 forwards
+    assert linear["tpf_interval"].keys() == {"jacobi@64"}
     assert (linear["noise"], linear["train_tokens"]) == (NOISE, 1_500_000)
     assert linear["paper"]["tpf"] == pytest.approx(1 / 0.46)
     assert reverse["paper"]["accuracy"] == 0.829
@@ -60,6 +77,7 @@ def test_the_table_has_every_job_its_settings_and_the_papers_numbers(sweep: Path
     printed = capsys.readouterr().out
     markdown = (sweep / "sweep.md").read_text()
     for text in (printed, markdown):
+        assert f"2.64 [{low:.2f}, {high:.2f}]" in text and "Compare jobs at one block size, jacobi@64" in " ".join(text.split())
         assert "2.17 (w=16)" in text and "1.58 @64" in text and "no <memory>" in text and "▄·········█" in text
     assert "Every job trained on the same number of packed tokens: 1,500,000." in markdown
     assert "Job 2 has no results: stage round1/distill failed: no <memory>" in markdown

@@ -1,15 +1,14 @@
 """Rows after the results contract, against what can be counted by hand on a tiny model; the wrong is listed, and plain greedy is the baseline.
 
-How rows are computed from files is in test_evaluate_tables, how decoders keep time in test_evaluate_decoders.
+What is decoded once and what again is in test_evaluate_parts, how rows are computed in test_evaluate_tables, how decoders keep time in
+test_evaluate_decoders.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import shutil
-import sys
 from collections import Counter
 
 import pytest
@@ -20,32 +19,14 @@ from jacobi_core.decoding import greedy_batch as greedy_module
 from jacobi_core.decoding.config import Method
 from jacobi_core.hub import load_model, load_tokenizer
 from tasks import artifacts
-from tasks.completion_files import part_file, read_completions, read_metadata
-from tasks.evaluate import EvaluateConfig, run
-from tasks.evaluate.answers import AnswerJob, AnswerWorker
+from tasks.completion_files import read_completions
 from tasks.evaluate.speed import WARM_UP
-from tasks.evaluate.stage import score
 from tasks.problem_sets import scoring
 from tasks.problem_sets.sandbox import SandboxConfig
-from tasks.stage import StageContext, UserError
+from tasks.stage import UserError
 from tests.results import row as contract_row
+from tests.tasks.tiny_evaluation import SAME, SPEED, evaluate, record_calls, settings
 from tests.tasks.tiny_stage import CONTEXT_LENGTH, write_split
-
-SPEED = 3
-SAME = ("tokens", "forwards", "stop_reasons", "equals_ar")  # of a row, when run again
-
-
-def settings(**changes) -> EvaluateConfig:
-    base = {"accuracy_prompts": 5, "speed_prompts": SPEED, "block_sizes": [4, 8], "max_new_tokens": 20, "batch_size": 2, "dtype": "float64"}
-    alone = {"methods": ["jacobi"], "batch_sizes": [1], "references": []}
-    return EvaluateConfig(**{**base, **alone, "sandbox": SandboxConfig(allow_code_execution=True), **changes})
-
-
-def evaluate(config, inputs, output):
-    """(metrics, evaluation.json, answers.json)."""
-    output.mkdir()
-    metrics = run(config, inputs, output, StageContext())
-    return metrics, artifacts.read_json(output / "evaluation.json"), artifacts.read_json(output / "answers.json")
 
 
 @pytest.fixture
@@ -54,23 +35,15 @@ def test_prompts(prompts_folder):
 
 
 @pytest.fixture
+def calls(monkeypatch):
+    return record_calls(monkeypatch)
+
+
+@pytest.fixture
 def untested_inputs(tmp_path, test_prompts, base_folder):
     """A user's prompts: nothing to run, no problem ids."""
     bare = [dataclasses.replace(p, meta={"problem_set": "mine"}) for p in test_prompts]
     return {"prompts": write_split(tmp_path / "untested", bare), "model": base_folder}
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Every decoding of the speed part, in order: (prompt id, method, block size)."""
-    made, original = [], generate_module.generate
-
-    def generate(model, ids, config, **kwargs):
-        made.append((kwargs["prompt_id"], config.method, config.block_size))
-        return original(model, ids, config, **kwargs)
-
-    monkeypatch.setattr(generate_module, "generate", generate)
-    return made
 
 
 def test_rows_follow_the_contract(tmp_path, stage_inputs, test_prompts):
@@ -121,7 +94,7 @@ def test_samples_show_what_was_said(tmp_path, stage_inputs, test_prompts):
     assert len(evaluation["samples"]) == SPEED
     for sample, prompt, answer in zip(evaluation["samples"], test_prompts, answers, strict=False):
         assert sample["problem_id"] == prompt.meta["problem_id"] and sample["prompt"] == prompt.messages[-1]["content"]
-        assert sample["ar"] == sample["jacobi"] == answer["text"] and sample["passed"] is False
+        assert sample["ar"] == sample["jacobi"] == answer["text"] and (sample["judged_by"], sample["passed"]) == ("tests", False)
     # and that is plain greedy text
     model, tokenizer = load_model(stage_inputs["model"], dtype="float64"), load_tokenizer(stage_inputs["model"])
     for prompt, answer in zip(test_prompts, answers, strict=True):
@@ -144,7 +117,7 @@ def test_methods_take_turns_after_a_warm_up(tmp_path, stage_inputs, test_prompts
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_prompts_than_a_warm_up(tmp_path, stage_inputs, count):
-    _, evaluation, answers = evaluate(settings(accuracy_prompts=count), stage_inputs, tmp_path / "out")
+    _, evaluation, answers = evaluate(settings(accuracy_prompts=count, speed_prompts=count), stage_inputs, tmp_path / "out")
     assert len(answers) == count
     assert all(r["prompts"] == count and r["seconds"] > 0 for r in evaluation["rows"])
 
@@ -164,7 +137,7 @@ def test_accuracy_is_the_share_of_answers_whose_tests_pass(tmp_path, stage_input
     assert [a["passed"] for a in answers] == [True, True, False, False, False]
     assert [a["reason"] for a in answers] == ["passed", "passed", *["no_completion"] * 3]
     assert answers[0]["text"] == test_prompts[0].meta["solution"]
-    assert [s["passed"] for s in evaluation["samples"]] == [True, True, False]
+    assert {s["passed"] for s in evaluation["samples"]} == {False}  # of the text that is shown
     assert {r["timed_accuracy"] for r in evaluation["rows"]} == {0.0}  # what the timed decoders said was not made up
 
 
@@ -178,14 +151,14 @@ def test_a_text_is_judged_once(tmp_path, stage_inputs, monkeypatch):
     monkeypatch.setattr(scoring, "score", count)
     _, evaluation, answers = evaluate(settings(methods=["jacobi", "mr"], references=["transformers"]), stage_inputs, tmp_path / "out")
     assert len(judged) == len(set(judged)) == len(answers)  # every setting says what the answers say
-    assert evaluation["answers"] == {"prompts": 5, "degenerate": 0, "stop_reasons": Counter(a["stop_reason"] for a in answers)}
+    assert evaluation["answers"] == {"prompts": 5, "degenerate": 0, "unjudged": [], "stop_reasons": Counter(a["stop_reason"] for a in answers)}
 
 
 def test_prompts_without_tests_have_no_accuracy(tmp_path, untested_inputs):
     metrics, evaluation, answers = evaluate(settings(sandbox=SandboxConfig()), untested_inputs, tmp_path / "out")
     assert "accuracy" not in metrics
     assert {(r["accuracy"], r["timed_accuracy"], r["accuracy_prompts"], r["benchmark"]) for r in evaluation["rows"]} == {(None, None, 0, "mine")}
-    assert all("passed" not in a for a in answers) and {s["passed"] for s in evaluation["samples"]} == {None}
+    assert all("passed" not in a for a in answers) and {(s["judged_by"], s["passed"]) for s in evaluation["samples"]} == {(None, None)}
 
 
 def test_no_code_runs_without_permission(tmp_path, stage_inputs):
@@ -253,6 +226,30 @@ def test_what_does_not_fit_the_model_is_refused_before_it_is_loaded(tmp_path, st
         evaluate(settings(max_new_tokens=room + 1), stage_inputs, tmp_path / "out")
 
 
+def test_prompts_that_cannot_be_judged_are_left_out_and_named(tmp_path, test_prompts, base_folder, monkeypatch, caplog):
+    """One has tests, one an answer, three nothing."""
+    tokenizer, bare = load_tokenizer(base_folder), {"problem_set": "mixed"}
+    metas = [test_prompts[0].meta, {**bare, "problem_id": "m/1", "answer": "12"}, {**bare, "problem_id": "m/2"}, bare, {**bare, "tests": ""}]
+    mixed = [dataclasses.replace(p, meta=meta) for p, meta in zip(test_prompts, metas, strict=True)]
+    texts = iter([test_prompts[0].meta["solution"], "I cannot.", *["so?"] * 3])
+
+    def answer(model, prompts, **_):
+        return [greedy_module.GreedyAnswer(torch.tensor(tokenizer(next(texts))["input_ids"]), "eos") for _ in prompts]
+
+    monkeypatch.setattr(greedy_module, "greedy_batch", answer)
+    inputs = {"prompts": write_split(tmp_path / "mixed", mixed), "model": base_folder}
+    with pytest.raises(UserError, match="allow_code_execution"):  # one of them is code
+        evaluate(settings(sandbox=SandboxConfig()), inputs, tmp_path / "refused")
+    metrics, evaluation, answers = evaluate(settings(), inputs, tmp_path / "out")
+    assert [a.get("passed") for a in answers] == [True, False, None, None, None] and metrics["accuracy"] == 1 / 2
+    assert {(r["accuracy"], r["accuracy_prompts"], r["unjudged"]) for r in evaluation["rows"]} == {(1 / 2, 2, 3)}
+    names = ["m/2", *(str(p.id) for p in mixed[3:])]
+    assert (
+        evaluation["answers"]["unjudged"] == names and f"3 of 5 prompts bring no tests and no answer, and do not count: {names[0]}, " in caplog.text
+    )
+    assert [(s["judged_by"], s["passed"]) for s in evaluation["samples"]] == [("tests", False), ("answer", False), (None, None)]
+
+
 def test_an_empty_split_is_refused(tmp_path, stage_inputs):
     with pytest.raises(UserError, match=r"^evaluate\.split=nothing"):
         evaluate(settings(split="nothing"), stage_inputs, tmp_path / "out")
@@ -292,74 +289,6 @@ def test_other_peoples_decoders_and_batches_are_rows(tmp_path, stage_inputs):
     lengths = evaluation["accepted_lengths"]
     for label, key in {"ar@1": ("ar", 1, 1), "jacobi@8x2": ("jacobi", 8, 2), "prompt_lookup@11": ("prompt_lookup", 11, 1)}.items():
         assert sum(int(k) * v for k, v in lengths[label].items()) == spoken and sum(lengths[label].values()) == rows[key]["forwards"]
-
-
-def test_a_restart_goes_on_from_the_parts_that_are_there(tmp_path, stage_inputs, test_prompts, calls, monkeypatch):
-    whole = evaluate(settings(part_size=2, speed_prompts=5, speed_part=2), stage_inputs, tmp_path / "whole")
-    assert sorted(p.name for p in (tmp_path / "whole").glob("*.parquet")) == [
-        *[f"answers-00000{i}.parquet" for i in range(3)],
-        *[f"speed-00000{i}.parquet" for i in range(3)],
-    ]
-    assert read_metadata(part_file(tmp_path / "whole", "speed", 2))["device"] == "cpu"
-    original, answered = greedy_module.greedy_batch, []
-
-    def counted(model, prompts, **more):
-        answered.append(len(prompts))
-        return original(model, prompts, **more)
-
-    monkeypatch.setattr(greedy_module, "greedy_batch", counted)
-    output = tmp_path / "halfway"
-    shutil.copytree(tmp_path / "whole", output)
-    for lost in (part_file(output, "answers", 1), part_file(output, "speed", 2), output / "evaluation.json", output / "answers.json"):
-        lost.unlink()
-    calls.clear()
-    run(settings(part_size=2, speed_prompts=5, speed_part=2), stage_inputs, output, StageContext())
-    assert answered == [2]
-    assert [p for p, *_ in calls[WARM_UP * 3 :]] == [test_prompts[4].id] * 3  # after the warm-up
-    assert artifacts.read_json(output / "answers.json") == whole[2]
-    again = artifacts.read_json(output / "evaluation.json")
-    for a, b in zip(whole[1]["rows"], again["rows"], strict=True):
-        assert {k: a[k] for k in SAME} == {k: b[k] for k in SAME}
-
-
-def test_answers_are_scored_again_without_the_model(tmp_path, stage_inputs, monkeypatch):
-    metrics, evaluation, answers = evaluate(settings(), stage_inputs, tmp_path / "out")
-    monkeypatch.setattr("jacobi_core.hub.load_model", None)
-    again = tmp_path / "again"
-    again.mkdir()
-    config = settings(sandbox=SandboxConfig(allow_code_execution=True, timeout_s=5))
-    assert score(config, {**stage_inputs, "completions": tmp_path / "out"}, again, StageContext()) == metrics
-    assert artifacts.read_json(again / "evaluation.json") == evaluation and artifacts.read_json(again / "answers.json") == answers
-    assert sorted(p.name for p in again.iterdir()) == ["answers.json", "evaluation.json"]
-
-
-def test_a_worker_writes_what_this_process_would(tmp_path, stage_inputs):
-    config = settings(part_size=2)
-    evaluate(config, stage_inputs, tmp_path / "here")
-    (tmp_path / "there").mkdir()
-    job = pickle.loads(pickle.dumps(AnswerJob(config, stage_inputs["prompts"], stage_inputs["model"], tmp_path / "there", False, 5)))
-    worker = AnswerWorker(job)
-    assert job.missing() == [0, 1, 2]
-    assert worker({"part": [2]}) == {"part": [2], "answers": [1]} and worker({"part": [0]}) == {"part": [0], "answers": [2]}
-    assert job.missing() == [1]
-    worker({"part": [1]})
-    assert list(read_completions(tmp_path / "there", "answers")) == list(read_completions(tmp_path / "here", "answers"))
-
-
-@pytest.mark.slow
-def test_answers_by_ray_actors(tmp_path, stage_inputs):
-    here = evaluate(settings(part_size=2), stage_inputs, tmp_path / "here")
-    there = evaluate(settings(part_size=2, distributed=True), stage_inputs, tmp_path / "there")
-    assert there[2] == here[2] and there[0]["accuracy"] == here[0]["accuracy"]
-    assert [(r["method"], r["tokens"], r["forwards"]) for r in there[1]["rows"]] == [
-        (r["method"], r["tokens"], r["forwards"]) for r in here[1]["rows"]
-    ]
-
-
-def test_no_ray_where_nothing_is_left_to_answer(tmp_path, stage_inputs, monkeypatch):
-    evaluate(settings(), stage_inputs, tmp_path / "out")
-    monkeypatch.setitem(sys.modules, "ray", None)
-    run(settings(distributed=True), stage_inputs, tmp_path / "out", StageContext())
 
 
 def test_reference_answers_are_compared(tmp_path, test_prompts, base_folder, monkeypatch):

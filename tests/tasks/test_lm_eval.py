@@ -81,10 +81,10 @@ def test_unmodified_hf_model_uses_the_decoder_of_the_export(checkpoint, files, o
 
     calls = []
     decode = jacobi_core.checkpoint_generate
-    monkeypatch.setattr(jacobi_core, "checkpoint_generate", lambda *args, **kwargs: calls.append(kwargs["block_size"]) or decode(*args, **kwargs))
+    monkeypatch.setattr(jacobi_core, "checkpoint_generate", lambda *args, **kwargs: calls.append(kwargs["defaults"]) or decode(*args, **kwargs))
     found = run("hf", checkpoint, METRICS, files, batch_size=size, model_args={"trust_remote_code": True})
     assert (scores(found), texts(found)) == (scores(of_hf), texts(of_hf))
-    assert calls and set(calls) == {8}
+    assert calls and all(settings == {"block_size": 8} for settings in calls)
 
 
 def test_texts_end_at_stop_strings_and_prompts_are_cut_as_hf_does(checkpoint, files):
@@ -117,6 +117,26 @@ def test_rows_stop_generating_at_their_stop_string(checkpoint, files):
     solved, stub = lengths["isqrt"][:KNOWN], lengths["isqrt"][KNOWN:]
     assert all(stopped < whole for stopped, whole in zip(solved, lengths["never"][:KNOWN], strict=True))
     assert stub == lengths["never"][KNOWN:]  # its answer has no `isqrt`
+
+
+def test_the_end_of_text_costs_no_criterion(checkpoint, monkeypatch):
+    """lm-eval names it among the stop strings of every request; only strings that the decoder cannot tell by an id are looked for."""
+    from lm_eval.api.registry import get_model
+
+    from tasks.problem_sets.harness import model as harness_model
+
+    register()
+    lm = get_model("jacobi")(checkpoint, dtype="float32", device="cpu", block_size=4)
+    asked = []
+    decode = harness_model.jacobi_generate
+    monkeypatch.setattr(
+        harness_model, "jacobi_generate", lambda m, ids, p, criteria, *a, **k: asked.append(criteria) or decode(m, ids, p, criteria, *a, **k)
+    )
+    context, mask = lm.tok_batch_encode(["def f"])
+    for stop in ([lm.tokenizer.eos_token, ""], [lm.tokenizer.eos_token, "\n", "<|im"]):
+        lm._model_generate(context, stop=stop, max_length=context.shape[1] + 4, attention_mask=mask, do_sample=False)
+    texts = [[c.texts for c in criteria if isinstance(c, harness_model.StopTexts)] for criteria in asked]
+    assert texts == [[], [["\n", "<|im"]]]
 
 
 @pytest.mark.parametrize("size", [1, 3])

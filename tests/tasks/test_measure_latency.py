@@ -47,14 +47,39 @@ def test_one_machine_and_shape_is_measured_once(tmp_path, base_folder, monkeypat
     other = shutil.copytree(base_folder, tmp_path / "other")  # other weights would do as well
     monkeypatch.setattr("jacobi_core.hub.load_model", None)
     assert measure(tmp_path / "b", other, cache=cache) == first
+    config = json.loads((other / "config.json").read_text())
+    renamed = {"_name_or_path": "round7", "eos_token_id": 5, "dtype": "bfloat16", "transformers_version": "0"}
+    (other / "config.json").write_text(json.dumps({**config, **renamed}))
+    assert measure(tmp_path / "b2", other, cache=cache) == first  # nor would names, token ids and the dtype of the weights
     with pytest.raises(TypeError):  # another question has another answer
         measure(tmp_path / "c", other, cache=cache, contexts=[9])
     with pytest.raises(TypeError):
         measure(tmp_path / "d", other, cache=cache, dtype="float64")
-    config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(TypeError):
         measure(tmp_path / "e", other, cache=cache)
+
+
+def test_two_sizes_of_one_family_are_two_shapes(tmp_path, monkeypatch):
+    """GPT-2 names its sizes n_embd, n_layer, n_head: what is not known by name counts too, also inside a nested config."""
+    from transformers import GPT2Config
+
+    found = []
+
+    def stop(path, **_):
+        found.append(path)
+        raise KeyError
+
+    monkeypatch.setattr("jacobi_core.hub.load_model", stop)
+    small, large = GPT2Config(), GPT2Config(n_embd=1600, n_layer=48, n_head=25)
+    kept = set()
+    for name, config in (("small", small.to_dict()), ("large", large.to_dict()), ("nested", {"text_config": large.to_dict()})):
+        (tmp_path / name).mkdir()
+        artifacts.write_json(tmp_path / name / "config.json", config)
+        monkeypatch.setattr("tasks.measure_latency._kept", lambda config, subject: kept.add(json.dumps(subject["shape"], sort_keys=True)))
+        with pytest.raises(KeyError):
+            measure(tmp_path / f"{name}-out", tmp_path / name)
+    assert len(kept) == 3 and not any("token_id" in shape for shape in kept)
 
 
 def test_nothing_wider_is_tried_after_the_limit(tmp_path, base_folder):
@@ -66,6 +91,16 @@ def test_a_machine_is_told_without_torch():
     check = "import sys; from tasks.measure_latency import machine_identity as m; assert m()['cpu'] and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
     assert machine_identity()["cores"] == hardware()["cores"] and machine_identity()["cpu"] == hardware()["cpu"]
+
+
+def test_threads_torch_and_device_are_part_of_the_machine(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = machine_identity()
+    assert found["torch"] == torch.__version__ and found["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert machine_identity() == {**found, "torch_threads": "2"}
 
 
 def test_free_tokens_and_knee():

@@ -11,18 +11,18 @@ from plotly.offline import get_plotlyjs
 
 from tasks.report import ReportConfig, git_sha, hardware, render_table, run
 from tasks.stage import StageContext, UserError
-from tests.results import ar_row, row, trained_row, write_evaluation, write_training
+from tests.results import MACHINE, ar_row, row, trained_row, write_evaluation, write_training
 
-CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "final_model", "rows", "differences", "parallelism"}
+CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "timed_on", "final_model", "rows", "differences", "parallelism"}
 HOSTILE = "print('<script>alert(1)</script>')"
-TIE = {"problem_id": "minicode/3", "method": "jacobi", "block_size": 16, "first_index": 12, "margin": 2e-6, "kind": "tie"}
+TIE = {"problem_id": "minicode/3", "method": "jacobi", "block_size": 16, "batch_size": 4, "first_index": 12, "margin": 2e-6, "kind": "tie"}
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A report over base, two rounds and the baseline, given in a shuffled order; (output folder, metrics)."""
     root = tmp_path_factory.mktemp("run")
-    sample = {"problem_id": "minicode/3", "prompt": "Say <b>hi</b>", "ar": HOSTILE, "jacobi": HOSTILE + "!", "passed": False}
+    sample = {"problem_id": "minicode/3", "prompt": "Say <b>hi</b>", "ar": HOSTILE, "jacobi": HOSTILE + "!", "judged_by": "tests", "passed": False}
     inputs = {
         "evaluate/cllm": write_evaluation(root / "c", "cllm", [trained_row("cllm", 16, 3.0)]),
         "evaluate/round2": write_evaluation(root / "2", "round2", [ar_row(model="round2"), trained_row("round2", 64, 5.0, accuracy=0.94)]),
@@ -71,7 +71,15 @@ def test_metrics_are_flat_numbers(report):
 
 def test_headlines_are_of_our_decoder_alone(tmp_path):
     others = [row(method="prompt_lookup", block_size=11, tpf=9.0, speedup=9.0), row(batch_size=4, tpf=8.0, speedup=8.0)]
-    theirs = {"problem_id": "minicode/3", "method": "transformers", "block_size": 1, "first_index": 2, "margin": 0.5, "kind": "defect"}
+    theirs = {
+        "problem_id": "minicode/3",
+        "method": "transformers",
+        "block_size": 1,
+        "batch_size": 1,
+        "first_index": 2,
+        "margin": 0.5,
+        "kind": "defect",
+    }
     inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(), row(), *others], differences=[theirs]), "export/final": tmp_path}
     metrics = run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
     assert metrics["base/minicode/best_tpf"] == 1.0 and metrics["base/minicode/best_speedup"] == 1.0 and metrics["defects"] == 0
@@ -99,6 +107,49 @@ def test_what_was_found_out_about_the_machine_is_shown(tmp_path):
     assert "batch 4, context 128: 1.00 ms, 1 free" in page and "&lt;ar@1&gt;" in page and "<ar@1>" not in page
 
 
+def test_speed_is_said_to_be_of_the_machine_that_measured_it(tmp_path):
+    other = MACHINE | {"cpu": "<another CPU>", "gpus": ["a GPU"], "device": "cuda", "torch_threads": 8}
+    inputs = {
+        "evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(), row()]),
+        "evaluate/round1": write_evaluation(tmp_path / "1", "round1", [ar_row(model="round1")], machine=other),
+        "evaluate/cllm": write_evaluation(tmp_path / "c", "cllm", [trained_row("cllm", 16, 3.0)]),
+        "export/final": tmp_path,
+    }
+    run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+    found = json.loads((tmp_path / "results.json").read_text())["timed_on"]
+    assert found == [{"models": ["base", "cllm"], "machine": MACHINE}, {"models": ["round1"], "machine": other}]
+    text, page = (tmp_path / "results.md").read_text(), (tmp_path / "report.html").read_text()
+    assert "Speed of base, cllm measured on a CPU, 2 cores, no GPU (device cpu, 2 threads, torch 2.13.0+cpu)." in text
+    assert "Speed of round1 measured on <another CPU>, 2 cores, a GPU (device cuda, 8 threads, torch 2.13.0+cpu)." in text
+    assert hardware()["cpu"] not in text  # of whoever wrote the report
+    assert "Speed of base, cllm measured on a CPU" in page and "&lt;another CPU&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "passed", "says"),
+    [
+        ("tests", True, "tests passed"),
+        ("tests", False, "tests failed"),
+        ("answer", True, "answer right"),
+        ("answer", False, "answer wrong"),
+        (None, None, "nothing to judge it by"),
+    ],
+)
+def test_a_sample_says_how_it_was_judged(tmp_path, judged_by, passed, says):
+    sample = {"problem_id": "p", "prompt": "q", "ar": "a", "jacobi": "a", "judged_by": judged_by, "passed": passed}
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row()], samples=[sample]), "export/final": tmp_path}
+    run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+    assert f"<p class=note>same text, {says}</p>" in (tmp_path / "report.html").read_text()
+
+
+def test_prompts_that_were_not_judged_are_told(tmp_path):
+    inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row() | {"unjudged": 3}]), "export/final": tmp_path}
+    run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
+    for file in ("results.md", "report.html"):
+        assert "3 prompts of minicode bring neither tests nor an answer" in (tmp_path / file).read_text()
+    assert "bring neither" not in render_table([ar_row() | {"unjudged": 0}, row(accuracy=None) | {"unjudged": 9}])
+
+
 def test_rounds_are_ordered_by_number(tmp_path):
     inputs = {f"evaluate/round{k}": write_evaluation(tmp_path / str(k), f"round{k}", [trained_row(f"round{k}", 16, 2.0)]) for k in (10, 2)}
     run(ReportConfig(experiment="x"), inputs | {"export/final": tmp_path}, tmp_path, StageContext())
@@ -123,7 +174,7 @@ def test_page_is_self_contained(report):
 
 def test_page_tells_of_differences_and_equality(report, tmp_path):
     page = (report[0] / "report.html").read_text()
-    assert "minicode/3" in page and "2e-06" in page and "<td>tie</td>" in page
+    assert "<td>minicode/3</td><td>jacobi</td><td>16</td><td>4</td><td>12</td><td>2e-06</td><td>tie</td>" in page
     inputs = {"evaluate/base": write_evaluation(tmp_path / "b", "base", [ar_row(), row()]), "export/final": tmp_path}
     run(ReportConfig(experiment="x"), inputs, tmp_path, StageContext())
     equal = (tmp_path / "report.html").read_text()

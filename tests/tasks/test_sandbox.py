@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.problem_sets import sandbox
+from tasks.problem_sets import sandbox, sandbox_user
 from tasks.problem_sets.sandbox import SandboxConfig, protections, run_many, run_program
 from tasks.stage import UserError
 
@@ -100,22 +100,66 @@ def test_parent_cannot_be_killed(shielded):
     assert not run_program(source.format(os.getpid()), CONFIG).passed  # and this test still runs
 
 
-def test_survivors_are_killed(shielded, tmp_path):
+LEAVES_A_SURVIVOR = """import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', {marker!r}], {environment})
+    os._exit(0)
+import time
+time.sleep(0.5)"""
+
+
+def test_survivors_are_killed(shielded):
+    survivors_of("os.environ")
+
+
+@pytest.mark.parametrize("environment", ["os.environ", "{}"], ids=["found_by_environment", "found_by_folder"])
+def test_survivors_are_killed_without_root_and_namespaces(monkeypatch, tmp_path, environment):
+    child = tmp_path / "child.py"
+    child.write_text(sandbox.CHILD.read_text().replace("import ctypes\n", "raise ImportError\n"))
+    monkeypatch.setattr(sandbox, "CHILD", child)
+    for module in (sandbox, sandbox_user):
+        monkeypatch.setattr(module, "started_by_root", lambda: False)
+    survivors_of(environment)
+
+
+def survivors_of(environment: str) -> None:
     marker = f"survivor-{os.getpid()}-{time.time_ns()}"
-    source = (
-        "import os, sys\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        f"        os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', {marker!r}])\n"
-        "    os._exit(0)\nimport time\ntime.sleep(0.5)"
-    )
     config = SandboxConfig(allow_code_execution=True, timeout_s=10, processes=4)
-    assert run_program(source, config).passed
+    assert run_program(LEAVES_A_SURVIVOR.format(marker=marker, environment=environment), config).passed
     time.sleep(0.2)
-    assert [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and marker in _command(entry)] == []
+    assert [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and marker in _read(entry / "cmdline")] == []
 
 
-def _command(entry: Path) -> str:
+@pytest.mark.parametrize("bomb", ["while True: os.fork()", "while True:\n    try: os.fork()\n    except OSError: pass"], ids=["naive", "stubborn"])
+def test_a_fork_bomb_goes_off_inside(shielded, tmp_path, monkeypatch, bomb):
+    """Every process of it counts against the limit of 8, and none outlives the verdict."""
+    base, seen = tmp_path / "base", []
+    base.mkdir()
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(base))
+
+    def kill(process, **whose):
+        seen.append(len(living(base)))
+        sandbox_user.kill(process, **whose)
+
+    monkeypatch.setattr(sandbox, "kill", kill)
+    started = time.monotonic()
+    result = run_program(f"import os\n{bomb}", SandboxConfig(allow_code_execution=True, timeout_s=1, processes=8))
+    assert not result.passed and time.monotonic() - started < 10
+    assert seen[0] <= 8 + 3  # with the two that wait inside the namespace, and the outer one
+    assert living(base) == [] and list(base.iterdir()) == []
+
+
+def living(base: Path) -> list[str]:
+    """Processes of a program whose temporary folder is in `base`."""
+    found = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and f"HOME={base}/" in _read(entry / "environ")]
+    return [name for name in found if "\nState:\tZ" not in _read(Path("/proc", name, "status"))]
+
+
+def _read(file: Path) -> str:
     try:
-        return (entry / "cmdline").read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""
 
@@ -127,6 +171,26 @@ def test_root_is_dropped(host):
         "assert set(os.getresgid()) == {65534}\nopen('/etc/shadow')"
     )
     assert "PermissionError" in run_program(source, CONFIG).detail
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a program a user of its own")
+def test_refuses_where_the_user_cannot_be_dropped(monkeypatch):
+    run_program("", CONFIG)  # the interpreter is found
+    with monkeypatch.context() as patch:  # dropped without effect: the child looks
+        patch.setattr(sandbox, "user_arguments", lambda uid: {})
+        with pytest.raises(UserError, match="still has its parent's user"):
+            run_program("raise SystemExit('this never ran')", CONFIG)
+    with monkeypatch.context() as patch:  # dropped halfway: a group of root's left
+        patch.setattr(sandbox, "user_arguments", lambda uid: {"user": uid, "group": sandbox.NO_GROUP, "extra_groups": [0]})
+        with pytest.raises(UserError, match="still has its parent's user or groups"):
+            run_program("", CONFIG)
+
+    def forbidden(*args, **kwargs):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(sandbox.subprocess, "Popen", forbidden)  # as setuid() in a container that may not
+    with pytest.raises(UserError, match="no confined process could be started .*Operation not permitted"):
+        run_program("", CONFIG)
 
 
 def test_channel_written_too_early_is_no_proof(host):
@@ -166,10 +230,10 @@ def test_refuses_without_permission_or_protection(monkeypatch, tmp_path):
 
 
 def test_refuses_without_an_interpreter_the_user_can_run(monkeypatch):
-    sandbox._interpreter.cache_clear()
-    monkeypatch.setattr(sandbox.sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(sandbox.sys, "_base_executable", "/nowhere/python")
-    monkeypatch.setattr(sandbox.shutil, "which", lambda *args, **kwargs: None)
+    sandbox_user.interpreter.cache_clear()
+    monkeypatch.setattr(sandbox_user.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sandbox_user.sys, "_base_executable", "/nowhere/python")
+    monkeypatch.setattr(sandbox_user.shutil, "which", lambda *args, **kwargs: None)
     with pytest.raises(UserError, match="no Python >= 3.10"):
         run_program("", CONFIG)
-    sandbox._interpreter.cache_clear()
+    sandbox_user.interpreter.cache_clear()

@@ -216,6 +216,36 @@ def test_the_winner_is_written_for_an_export(tmp_path, prompts_folder, base_fold
     assert all(isinstance(v, int | float) for v in metrics.values())
 
 
+def test_the_last_measurement_is_part_of_the_budget(tmp_path, prompts_folder, base_folder, monkeypatch):
+    """Every decoder takes a second a text: no part goes beyond its share by more than one prompt."""
+    clock = Clock(monkeypatch)
+    for decoder in (decoders.OurDecoder, decoders.TransformersDecoder):
+        monkeypatch.setattr(decoder, "__call__", lambda self, asked: Scripted(1.0, clock=clock)(asked))
+    changes = {"budget_s": 80.0, "prompts": 4, "heldout_prompts": 9}
+    metrics = run(SearchDecodingConfig(**SMALL | changes), {"prompts": prompts_folder, "model": base_folder}, tmp_path, StageContext())
+    heldout = artifacts.read_json(tmp_path / "search.json")["heldout"]
+    assert metrics["search_seconds"] == clock.now
+    assert 80 <= clock.now <= 80 + len(heldout) * REPEATS and {t["prompts"] for t in heldout} == {heldout[0]["prompts"]}
+    assert heldout[0]["prompts"] < 9
+
+
+def test_a_round_that_took_too_long_is_paid_by_those_after_it(monkeypatch):
+    clock = Clock(monkeypatch)
+    candidates = [DecodingConfig(method="running_window", block_size=n) for n in range(2, 18)]
+    rounds = search(
+        candidates,
+        [],
+        prompts(100),
+        lambda c: Scripted(1.0, clock=clock),
+        budget_s=600.0,
+        keep_one_in=4,
+        finalists=2,
+        order=random.Random(0),
+        told=lambda number, _: setattr(clock, "now", clock.now + 300 * (number == 1)),
+    )
+    assert len(rounds) == 3 and clock.now < 600 + 20
+
+
 def test_a_setting_that_is_wrong_shows(tmp_path, prompts_folder, base_folder, monkeypatch):
     original = decoders.OurDecoder.__call__
 

@@ -15,6 +15,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerationConfig
+from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.hf_generate import jacobi_generate
@@ -44,8 +45,6 @@ class JacobiLM(HFLM):
             raise UserError(f"model_args: pretrained={pretrained}: an encoder-decoder model cannot be decoded in parallel; use --model hf")
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> torch.Tensor:
-        ends = StopTexts(self.tokenizer, stop, start=context.shape[1])
-
         def decode(
             model: PreTrainedModel,
             input_ids: torch.Tensor,
@@ -54,7 +53,9 @@ class JacobiLM(HFLM):
             generation_config: GenerationConfig,
             **model_kwargs: Any,
         ) -> torch.Tensor:
-            criteria = StoppingCriteriaList([*stopping_criteria, ends])
+            criteria = StoppingCriteriaList(stopping_criteria)
+            if texts := stop_texts(self.tokenizer, stop, stopping_criteria):
+                criteria.append(StopTexts(self.tokenizer, texts, start=context.shape[1]))
             return jacobi_generate(model, input_ids, logits_processor, criteria, generation_config, **self.decoding, **model_kwargs)
 
         # lm-eval's own criterion for stop strings follows a whole batch; ours decides row by row
@@ -65,12 +66,19 @@ class JacobiLM(HFLM):
         return {**super().get_model_info(), "decoding": self.decoding}
 
 
+def stop_texts(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], criteria: StoppingCriteriaList) -> list[str]:
+    """Those of `stop` that nothing else ends a text at: lm-eval always names the end-of-text token too, which the decoder knows by its id."""
+    eos = {id for criterion in criteria if isinstance(criterion, EosTokenCriteria) for id in criterion.eos_token_id.tolist()}
+    known = {token.content for id, token in tokenizer.added_tokens_decoder.items() if id in eos and token.special}
+    return [text for text in stop if text and text not in known]
+
+
 class StopTexts(StoppingCriteria):
     """Ends a text as soon as what follows its first `start` tokens holds one of `texts`; lm-eval cuts it off there."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, start: int) -> None:
-        self.tokenizer, self.texts, self.start = tokenizer, [text for text in texts if text], start
-        self.window = 8 + max((len(text.encode()) for text in self.texts), default=0)  # tokens; nearly each is a byte or more
+        self.tokenizer, self.texts, self.start = tokenizer, texts, start
+        self.window = 8 + max(len(text.encode()) for text in texts)  # tokens; nearly each is a byte or more
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         """input_ids: long [B, L]; returns bool [B]. Called at every token, so a text that ends at the newest one is enough."""
