@@ -19,8 +19,9 @@ packing_rows_per_s     packed rows written per second, of 2048 tokens at most; p
 packing_mb             what packing --trajectories adds to resident memory at its peak; packing_mb_growth: that / what a tenth of them adds
 data_share             seconds to read and batch a random row of a packed file / seconds of a `sliced` step on one; nothing prefetched
 data_wait_share        what Trainer, which prefetches, says of its own first four steps of one such row
-gpu_step_flex, _flash  --gpu only, bf16, 16,384 tokens: seconds of a packed step / of a plain step with the quicker of sdpa and flash-attn;
-                       gpu_memory_flex, _flash: the same of peak device memory
+gpu_step_flex, _flash  --gpu only, bf16, 16,384 tokens, window 16: seconds of a packed step / of a plain step with the quicker of sdpa and
+                       flash-attn; gpu_memory_flex, _flash: the same of peak device memory; _w64: with window 64, where flash copies a third
+                       of the keys. Who cannot take the rows is left out, and the reason goes to stderr
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ import torch
 
 from benchmarks.distill_cases import MASKS, PROMPT, Step, llama, packed_step, per_block_step, plain_step, row, with_adamw, write_parts
 from benchmarks.measure import Run, seconds, side_by_side
-from jacobi_core.distillation.attention_variant import Backend
+from jacobi_core.distillation.attention_variant import Backend, MaskVariant
 from jacobi_core.distillation.losses import PackedLoss
+from jacobi_core.distillation.model_order import model_order
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from jacobi_core.distillation.packing import PackedRow, batch_rows
+from jacobi_core.distillation.segments import SegmentPlan, flash_kernel
 
 Named = dict[str, float]
 
@@ -168,33 +171,49 @@ def data_share(options: argparse.Namespace) -> Named:
 
 def gpu(options: argparse.Namespace) -> Named:
     """Not run so far: no machine with a GPU was at hand."""
-    batches = [row(i, answer=(options.gpu_length - PROMPT) // 2).to(torch.device("cuda")) for i in range(3)]
+    values: Named = {}
+    for window in (16, 64):
+        print(f"  window {window}", file=sys.stderr)
+        batches = [row(i, answer=(options.gpu_length - PROMPT) // 2, window=window).to(torch.device(options.gpu_device)) for i in range(3)]
+        models, steps, peaks = gpu_contestants(options, batches[0], window)
+        runs = turns(steps, models, batches)
+        plain = max((name for name in runs if name.startswith("plain")), key=lambda name: runs[name].tps)
+        for name in runs.keys() & {"flex", "flash"}:
+            label = name if window == 16 else f"{name}_w{window}"
+            values[f"gpu_step_{label}"] = runs[plain].times_faster_than(runs[name])
+            values[f"gpu_memory_{label}"] = peaks[name] / peaks[plain]
+    return dict(sorted(values.items()))
+
+
+def gpu_contestants(options: argparse.Namespace, batch: PackedRow, window: int) -> tuple[dict[str, torch.nn.Module], dict[str, Step], dict[str, int]]:
+    """Model, step and peak bytes of those that did a first step on `batch`; of the others, why not, on stderr."""
     models, steps, peaks = {}, {}, {}
     for name in ("plain, sdpa", "plain, flash_attention_2", "flex", "flash"):
-        model = llama().to("cuda", torch.bfloat16)
         try:
+            model = llama(options.size).to(options.gpu_device, torch.bfloat16)
             if name.startswith("plain"):
                 model.set_attn_implementation(name.removeprefix("plain, "))
-            steps[name] = plain_step(model) if name.startswith("plain") else packed_step(model, Backend(name))
-        except (ValueError, ImportError) as error:
-            print(f"  {name}: left out, {error}", file=sys.stderr)
+            if name == "flash":  # else PackedAttention would compute what it cannot take by sliced, and that would be timed
+                SegmentPlan.of(model_order(batch), MaskVariant.nc, kernel=flash_kernel())
+            step = plain_step(model) if name.startswith("plain") else packed_step(model, Backend(name), window=window)
+            peaks[name] = gpu_peak(model, step, batch)
+        except (ValueError, ImportError, RuntimeError) as error:  # refused, not installed, or failed on the device (out of memory, no kernel)
+            print(f"  {name}: left out, {' '.join(str(error).split())}", file=sys.stderr)
             continue
-        models[name] = model
-    for name, step in steps.items():  # each ends with .item(), which waits for the device
-        step(batches[0])
-        models[name].zero_grad(set_to_none=True)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(batches[0])
-        peaks[name] = torch.cuda.max_memory_allocated() - before
-        models[name].zero_grad(set_to_none=True)
+        models[name], steps[name] = model, step
         print(f"  {name:<28} {peaks[name] / 2**20:8.0f} MB", file=sys.stderr)
-    runs = turns(steps, models, batches)
-    plain = max((name for name in runs if name.startswith("plain")), key=lambda name: runs[name].tps)
-    packed = [name for name in ("flex", "flash") if name in runs]
-    return {f"gpu_step_{name}": runs[plain].times_faster_than(runs[name]) for name in packed} | {
-        f"gpu_memory_{name}": peaks[name] / peaks[plain] for name in packed
-    }
+    return models, steps, peaks
+
+
+def gpu_peak(model: torch.nn.Module, step: Step, batch: PackedRow) -> int:
+    """Bytes that a step adds at its peak, its gradients included; after one to compile and warm up."""
+    step(batch)  # ends with .item(), which waits for the device
+    model.zero_grad(set_to_none=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(batch)
+    model.zero_grad(set_to_none=True)
+    return torch.cuda.max_memory_allocated() - before
 
 
 def child(work: str, **settings: Any) -> dict[str, float]:
@@ -237,7 +256,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help="flex and flash at 16,384 tokens, nothing else")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(size="35M", answer=960, blocks=[(8, 16), (8, 64), (16, 32), (32, 16)], lengths=[1024, 2048, 4096])
-    parser.set_defaults(head=(16_384, 151_936), rows=256, gpu_length=16_384)
+    parser.set_defaults(head=(16_384, 151_936), rows=256, gpu_length=16_384, gpu_device="cuda")
     found = parser.parse_args(given)
     if found.gpu and not torch.cuda.is_available():
         parser.error("--gpu needs a CUDA device, and there is none")

@@ -117,7 +117,9 @@ class Packer:
     """Trajectories into rows, with counts of what became of them.
 
     samples: packed, in whole or in part; split_samples: of these, in pieces; dropped_samples: not packed at all; dropped_tokens: answer
-    tokens in none of the rows.
+    tokens that no row predicts (each answer token is the label of one place of its sample, so these and the rows' AR tokens are all there
+    are). A last window of one token that would be a piece alone predicts nothing: it is not packed, its block is in no histogram, and its
+    token is dropped only where the piece before it, which predicts it, is.
     """
 
     def __init__(self, config: PackConfig) -> None:
@@ -131,15 +133,14 @@ class Packer:
             yield join_samples(samples)
 
     def _samples(self, trajectories: Iterable[Trajectory]) -> Iterator[PackedRow]:
-        from jacobi_core.distillation.packing import pack_trajectory
+        from jacobi_core.distillation.packing import IGNORE, pack_trajectory
 
         for trajectory in trajectories:
             sample, ratios = pack_trajectory(trajectory, self.config.schedule)
             pieces, blocks = [sample], range(len(ratios))
             if len(sample) > self.config.max_length:
                 pieces, blocks = self._cut(sample)
-                tokens = len(trajectory.answer_ids)
-                self.dropped_tokens += tokens - sum(len(trajectory.fixed_point(block)) for block in blocks)
+                self.dropped_tokens += len(trajectory.answer_ids) - sum(int((piece.labels != IGNORE).sum()) for piece in pieces)
             self.samples += bool(pieces)
             self.dropped_samples += not pieces
             for block in blocks:

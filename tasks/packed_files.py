@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +66,8 @@ class PackedRows:
     """The counts of all rows of a file, and the rows themselves on demand, from any thread.
 
     lengths, consistency_tokens, ar_tokens: int32 [rows]; window: w of the schedule, in blocks; max_length: tokens that no row exceeds;
-    bucket: batches padded to a multiple of it have at most SHAPES lengths. Raises UserError naming the file.
+    bucket: batches padded to a multiple of it have at most SHAPES lengths. Raises UserError naming the file where it is missing or is not what
+    it should be; reading rows raises OSError as it comes where the disk or the network failed: trying again may help.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,9 +77,10 @@ class PackedRows:
         try:
             self.window = int(json.loads(metadata[b"schedule"])["window"])
             self.max_length = int(metadata[b"max_length"])
-            counts = self._file.read(columns=list(COUNTS))
-        except (OSError, pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise self._broken(error) from error
+        with self._naming_broken_bytes():
+            counts = self._file.read(columns=list(COUNTS))
         self.lengths, self.consistency_tokens, self.ar_tokens = (counts[name].to_numpy() for name in COUNTS)
         footer = self._file.metadata
         self._ends = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])  # row numbers, exclusive
@@ -109,10 +112,17 @@ class PackedRows:
         return [found[int(index)] for index in wanted]
 
     def _read_group(self, group: int) -> pa.Table:
+        with self._naming_broken_bytes(), self._lock:  # one file handle, which seeks
+            return self._file.read_row_group(group, columns=list(TOKEN_FIELDS), use_threads=False).combine_chunks()
+
+    @contextmanager
+    def _naming_broken_bytes(self) -> Iterator[None]:
+        """pyarrow says OSError of both: of what the system could not read, with the system's errno, and of bytes that are no Parquet, without."""
         try:
-            with self._lock:  # one file handle, which seeks
-                return self._file.read_row_group(group, columns=list(TOKEN_FIELDS), use_threads=False).combine_chunks()
+            yield
         except (OSError, pa.ArrowInvalid) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> UserError:

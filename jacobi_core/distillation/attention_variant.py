@@ -11,8 +11,8 @@ class MaskVariant(str, Enum):
 class Backend(str, Enum):
     """All give the dense mask's result; they differ in time and memory."""
 
-    auto = "auto"  # the best one this machine, model and mask allow
+    auto = "auto"  # flex where it can train, else sliced
     dense = "dense"  # one boolean mask [B, 1, L, L]: the oracle
     sliced = "sliced"  # causal attention over prompt + clean, and noisy queries in chunks against the keys they may need; no L x L mask
     flex = "flex"  # FlexAttention with a block mask; training needs CUDA
-    flash = "flash"  # the slices as one variable-length call; CUDA
+    flash = "flash"  # the slices as one variable-length call, their keys copied; CUDA; sliced for batches that need too many copies

@@ -6,6 +6,7 @@ Only transformers' public attention interface is used: no model class is touched
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedModel
@@ -18,8 +19,10 @@ from jacobi_core.distillation.flex import FlexPlan, rule_block_mask
 from jacobi_core.distillation.model_order import model_order
 from jacobi_core.distillation.packed_interface import IMPLEMENTATION, Plan, plan_arguments
 from jacobi_core.distillation.packing import PackedRow
-from jacobi_core.distillation.segments import SegmentPlan, flash_kernel
+from jacobi_core.distillation.segments import SegmentPlan, TooManyCopies, flash_kernel
 from jacobi_core.distillation.slices import SlicedPlan
+
+log = logging.getLogger(__name__)
 
 
 class PackedAttention:
@@ -30,24 +33,25 @@ class PackedAttention:
     """
 
     def __init__(self, model: PreTrainedModel, *, variant: MaskVariant = MaskVariant.nc, backend: Backend = Backend.auto) -> None:
-        """model: on the device it will run on, as transformers or peft made it. Raises ValueError, saying why and what to choose instead, where
-        the model or the machine does not allow the backend."""
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        refuse_unsuitable(inner, DynamicCache(config=inner.config), DynamicLayer)
-        self.model, self.variant = inner, variant
-        self.backend = _automatic(inner) if backend is Backend.auto else backend
-        if reason := _why_not(self.backend, inner):
+        """model: on the device it will run on. Raises ValueError, saying why and what to choose instead, where the model or the machine does not
+        allow the backend."""
+        refuse_unsuitable(model, DynamicCache(config=model.config), DynamicLayer)
+        self.model, self.variant = model, variant
+        self.backend = _automatic(model) if backend is Backend.auto else backend
+        if reason := _why_not(self.backend, model):
             raise ValueError(reason)
         if self.backend is not Backend.dense:
             self._implementation = IMPLEMENTATION
         else:
-            self._implementation = "eager" if inner.config._attn_implementation == "eager" else "sdpa"
+            self._implementation = "eager" if model.config._attn_implementation == "eager" else "sdpa"
         self._kernel = flash_kernel() if self.backend is Backend.flash else None
+        self._warned = False
         self._prepare_model()
 
     def __call__(self, batch: PackedRow) -> tuple[PackedRow, dict[str, Any]]:
         """The batch, fields [B, L], its tokens in the order the backend wants them (teachers renumbered), and what the model's forward
-        must be given besides input_ids and position_ids. Raises ValueError for a batch that flash would copy too many keys for."""
+        must be given besides input_ids and position_ids. A batch that flash would copy too many keys for is computed by sliced, with one
+        warning: rows differ, and a training run must not end at the first long one."""
         self._prepare_model()
         if self.backend is Backend.dense:
             return batch, {"attention_mask": model_mask(self.model, dense_mask(batch, self.variant))}
@@ -58,7 +62,12 @@ class PackedAttention:
         if self.backend is Backend.flex:
             return FlexPlan(rule_block_mask(batch, self.variant))
         if self.backend is Backend.flash:
-            return SegmentPlan.of(batch, self.variant, kernel=self._kernel)
+            try:
+                return SegmentPlan.of(batch, self.variant, kernel=self._kernel)
+            except TooManyCopies as error:
+                if not self._warned:
+                    log.warning("%s. This batch and all others like it are computed by sliced.", error)
+                self._warned = True
         return SlicedPlan.of(batch, self.variant)
 
     def _prepare_model(self) -> None:
@@ -73,7 +82,7 @@ class PackedAttention:
 
 
 def _automatic(model: PreTrainedModel) -> Backend:
-    """flex where it can train; sliced everywhere else. flash only on demand: it copies keys, and refuses batches that need too many."""
+    """flex where it can train; sliced everywhere else. flash only on demand: it copies keys."""
     return Backend.flex if _why_not(Backend.flex, model) is None else Backend.sliced
 
 

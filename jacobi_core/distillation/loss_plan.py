@@ -14,7 +14,7 @@ from jacobi_core.distillation.packing import IGNORE, PackedRow
 
 @dataclass(frozen=True)
 class LossPlan:
-    """T tokens, of which C are clean and S noisy. On the CPU: the batch is read once, and nothing later waits for a device."""
+    """T tokens, of which C are clean and S noisy. On the CPU: nothing done with it later waits for a device."""
 
     tokens: torch.Tensor  # long [T]: row * L + index; chunk by chunk, in each first the clean ones, then the noisy ones they teach
     labels: torch.Tensor  # long [C]: next token of the clean ones, or IGNORE
@@ -31,7 +31,7 @@ class LossPlan:
 def plan_loss(batch: PackedRow, *, window: int, limit: int) -> LossPlan:
     """batch: fields [B, L]; window: w of its schedule; limit: most tokens in a chunk (a clean token and those it teaches stay together)."""
     length = len(batch)
-    labels, teacher, block = torch.stack([batch.labels, batch.teacher, batch.block]).cpu().flatten(1)  # waits for the device: the only time
+    labels, teacher, block = torch.stack([batch.labels, batch.teacher, batch.block]).cpu().flatten(1)  # waits for the device: this plan's only time
     # 1. noisy tokens in the order of their teachers; the clean tokens that teach or are labelled
     noisy = (teacher >= 0).nonzero().flatten()
     taught_by = noisy // length * length + teacher[noisy]

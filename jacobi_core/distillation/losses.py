@@ -41,7 +41,7 @@ class LossTerms(NamedTuple):
 
 
 def loss_counts(batch: PackedRow) -> torch.Tensor:
-    """long [2]: consistency tokens and AR tokens of a batch; knows nothing of logits, so it can be summed over ranks first."""
+    """long [2]: consistency tokens and AR tokens of a batch. For whoever has no packed file, which holds them per row (benchmarks, tests)."""
     return torch.stack([(batch.teacher >= 0).sum(), (batch.labels != IGNORE).sum()])
 
 
@@ -60,14 +60,14 @@ class PackedLoss(nn.Module):
         backend: Backend = Backend.auto,
         temperature: float = 1.0,
     ) -> None:
-        """model: with its weights, not sharded yet (a few tokens are fed to see whether its logits are just its head's); may be a peft model.
+        """model: with its weights, not sharded yet (a few tokens are fed to see whether its logits are just its head's); adapters are inside it.
         window: w of the schedule the rows were packed with. Raises ValueError as PackedAttention does."""
         super().__init__()
         self.model, self.window, self.temperature = model, window, temperature
         self.head_is_plain = _head_is_plain(model)
         if not self.head_is_plain:
             kind = model.config.model_type
-            if "logits_to_keep" not in inspect.signature(_causal_lm(model).forward).parameters:
+            if "logits_to_keep" not in inspect.signature(model.forward).parameters:
                 raise ValueError(f"{kind}: its logits are not its head's alone, and its forward takes no logits_to_keep; it cannot be distilled")
             log.info("%s changes logits behind its head: they are kept for all tokens with a loss, in memory that grows with them", kind)
         self._attention = PackedAttention(model, variant=variant, backend=backend)
@@ -75,7 +75,8 @@ class PackedLoss(nn.Module):
     def forward(self, batch: PackedRow, *, consistency_weight: float = 1.0, ar_weight: float = 1.0) -> LossTerms:
         """batch: fields [B, L]. The weights hold 1 / the number of tokens of each term in the whole global batch; they are needed here
         because gradients are taken chunk by chunk, see chunked_head.py. One backward only."""
-        # 1. attention first: it may re-order the batch, and waits for the device where it cuts slices, so that the plan need not
+        # 1. attention first: it may re-order the batch. Where it reads tokens from the device (sliced, flash), it waits for it, and the plan, which
+        # always does, then finds nothing left to wait for
         batch, inputs = self._attention(batch)
         plan = plan_loss(batch, window=self.window, limit=CHUNK_LOGITS // self.model.config.get_text_config().vocab_size)
         hidden, head = self._hidden(batch, plan, inputs)
@@ -96,9 +97,8 @@ class PackedLoss(nn.Module):
         """[T, D] for the plan's tokens, and what makes logits of them."""
         given = dict(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **inputs)
         if self.head_is_plain:
-            causal = _causal_lm(self.model)
-            hidden = causal.base_model(**given).last_hidden_state.flatten(0, 1)
-            return hidden.index_select(0, _to(plan.tokens, hidden)), causal.get_output_embeddings()
+            hidden = self.model.base_model(**given).last_hidden_state.flatten(0, 1)
+            return hidden.index_select(0, _to(plan.tokens, hidden)), self.model.get_output_embeddings()
         columns, at = (plan.tokens % len(batch)).unique(return_inverse=True)
         logits = self.model(**given, logits_to_keep=_to(columns, batch.input_ids)).logits.flatten(0, 1)
         return logits.index_select(0, _to(plan.tokens // len(batch) * len(columns) + at, logits)), nn.Identity()
@@ -132,18 +132,12 @@ def _to(cpu: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return cpu.to(like.device, non_blocking=True)  # without waiting: CUDA takes its own copy of pageable memory first
 
 
-def _causal_lm(model: nn.Module) -> PreTrainedModel:
-    """transformers' model inside a peft model; else itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _head_is_plain(model: PreTrainedModel) -> bool:
     """Are its logits its output embeddings applied to its body's last hidden state? Some models scale or cap them afterwards."""
-    causal = _causal_lm(model)
-    body, head = causal.base_model, causal.get_output_embeddings()
-    if head is None or body is causal:
+    body, head = model.base_model, model.get_output_embeddings()
+    if head is None or body is model:
         return False
-    given = dict(input_ids=torch.arange(min(8, model.config.get_text_config().vocab_size), device=causal.device).unsqueeze(0), use_cache=False)
+    given = dict(input_ids=torch.arange(min(8, model.config.get_text_config().vocab_size), device=model.device).unsqueeze(0), use_cache=False)
     training = model.training
     model.eval()
     with torch.no_grad():

@@ -42,11 +42,11 @@ class Sample:
 
 
 class Layout:
-    """The samples and the padding of a re-ordered batch, on the CPU (waits for the device once)."""
+    """The samples and the padding of a re-ordered batch, on the CPU: waits for the device, once, and asks it nothing more."""
 
     def __init__(self, batch: PackedRow, variant: MaskVariant) -> None:
         self.variant = variant
-        self._fields = TokenFields.of(batch).map(lambda field: field.flatten().cpu())
+        self._fields = TokenFields(*torch.stack(TokenFields.of(batch)).flatten(1).cpu())
         self.samples: list[Sample] = []
         self.padding: list[Span] = []
         rows, length = batch.input_ids.shape

@@ -109,7 +109,8 @@ def split_sample(row: PackedRow, *, max_length: int) -> list[PackedRow]:
     """A sample that is too long for a row as pieces that are not, cut between windows; a window that fits none is left out.
 
     A piece sees all clean text before it as its prompt. Positions, blocks and windows keep their numbers, and every loss token is in
-    exactly one piece: that of its own window. A piece's last clean token has a label that is the first token of the next piece.
+    exactly one piece: that of its own window. A piece's last clean token has a label that is the first token of the next piece. So a last
+    window of one token has no loss of its own: alone it is no piece, and nothing is lost by that.
     """
     pieces, first, windows = [], 0, int(row.window.max()) + 1
     noisy = row.kind == Kind.NOISY
@@ -122,7 +123,7 @@ def split_sample(row: PackedRow, *, max_length: int) -> list[PackedRow]:
             keep = earlier | ((row.window >= first) & (row.window < first + fitting))
             pieces.append(_piece(row, keep, prompt=earlier & (first > 0)))
         first += max(1, fitting)
-    return pieces
+    return [piece for piece in pieces if (piece.labels != IGNORE).any() or (piece.teacher >= 0).any()]
 
 
 def _piece(row: PackedRow, keep: torch.Tensor, *, prompt: torch.Tensor) -> PackedRow:

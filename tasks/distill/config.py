@@ -52,7 +52,7 @@ class ProbeSettings:
     prompts: int = 16  # of the validation split, or of the training split where there is none
     max_new_tokens: int = 128
     block_size: int = 32  # of Jacobi decoding
-    collapse_share: float = 0.5  # distinct-n or EOS rate below this share of the teacher's is a collapse
+    collapse_share: float = 0.5  # distinct-2, tokens per answer or EOS rate below this share of the teacher's is a collapse
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -70,7 +70,7 @@ class DistillConfig:
 
     learning_rate: float = 1e-6  # peak
     batch_size: int = 4  # packed rows per optimizer step, over all workers
-    accumulation: int = 1  # forwards per worker and step; workers x accumulation must divide batch_size
+    accumulation: int = field(default=1, metadata=NOT_HASHED)  # forwards per worker and step; workers x accumulation must divide batch_size
     epochs: float = 1.0  # passes over the packed rows, unless max_steps ends earlier
     max_steps: int | None = None
     ar_weight: float = 1.0  # w in L = L_pc + w L_ar
@@ -86,7 +86,7 @@ class DistillConfig:
     seed: int = 0  # of the row order, of new adapters and of dropout
     dtype: str = "float32"  # of the master weights; on a GPU compute is bfloat16
     activation_checkpointing: bool = field(default=False, metadata=NOT_HASHED)  # a third more compute, a fraction of the memory
-    checkpoint_every: int = field(default=200, metadata=NOT_HASHED)  # steps
+    checkpoint_every: int = field(default=200, metadata=NOT_HASHED)  # steps; and after every probe
     log_every: int = 10  # steps
     select: Select = Select.last
     lora: LoraSettings = field(default_factory=LoraSettings)

@@ -1,7 +1,7 @@
 """The training loop of one rank: data -> loss -> step -> log -> probe -> checkpoint. Knows torch and FSDP2, not Ray, and no files.
 
-Whatever cuts a run up (ranks, accumulation, a stop, a resume) leaves its result as it is: a step's rows, its dropout and its loss weights
-are functions of the config and the step alone.
+Whatever cuts a run up (ranks, accumulation, a stop, a resume) leaves its result as it is: a step's rows and loss weights are functions of the
+config and the step alone. With dropout that holds for the same cut only: the draws are a function of step and forward.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Trainer:
                 norm = self._train_step(batches(self.step))
                 self.step += 1
                 last = self.step == self.plan.total_steps
-                if self.step % self.config.log_every == 0 or last:
+                logged = self.step % self.config.log_every == 0 or last
+                if logged:
                     self._check_gradients()
                     log(self._point(norm, batches.waited), self.step)
                 probed = probe is not None and (self.step % self.config.probe.every == 0 or last)
@@ -122,6 +123,8 @@ class Trainer:
                     self._check_gradients()
                     probe(self)
                     self.loss.train()
+                    if self.finished and not logged:  # the probe has ended it: no step goes without a point
+                        log(self._point(norm, batches.waited), self.step)
                 if not last and (probed or self.step % self.config.checkpoint_every == 0):
                     save(self)
             if self.step != self._saved:

@@ -48,7 +48,7 @@ class Probe:
     Metrics: `tpf` (tokens per forward, pooled over the prompts); `accepted_K` for K = 1, 2, 4, ... below block_size (share of forwards that
     accepted at least K draft tokens); `equal_to_teacher` (share of answers equal to the teacher's token by token); `distinct_1`, `distinct_2`
     (different n-grams of all answers / their number; 0 where there is none); `eos_rate` (share of answers that end by themselves);
-    `mean_tokens`.
+    `mean_tokens` (tokens of an answer). What is judged: `_verdict`.
 
     Memory, on the rank that has it (rank 0): one more copy of the weights in host memory, and on the GPU while it decodes.
     """
@@ -130,11 +130,12 @@ def _distinct(ngrams: Sequence[tuple[int, ...]]) -> float:
 
 
 def _verdict(metrics: Mapping[str, float], teacher: Mapping[str, float], answers: int, share: float) -> str | None:
-    """Collapse: far fewer different bigrams than the teacher (a loop, one text for all, or nothing but EOS), or far fewer answers that end.
+    """Collapse: far fewer different bigrams than the teacher (a loop, one text for all, or nothing but EOS), far shorter answers (which end early,
+    however varied), or far fewer answers that end.
 
     Where the teacher itself ended fewer than ENDED_AT_LEAST of its answers within max_new_tokens, their number is chance and is not judged.
     """
-    judged = ["distinct_2"] + (["eos_rate"] if round(teacher["eos_rate"] * answers) >= ENDED_AT_LEAST else [])
+    judged = ["distinct_2", "mean_tokens"] + (["eos_rate"] if round(teacher["eos_rate"] * answers) >= ENDED_AT_LEAST else [])
     fallen = [f"{name} {metrics[name]:.3f}, teacher {teacher[name]:.3f}" for name in judged if metrics[name] < share * teacher[name]]
     if not fallen:
         return None

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from tasks.stage import UserError
 
 T = TypeVar("T")
+PATIENCE = timedelta(hours=6)  # for what rank 0 does alone: a probe, or weights on slow storage; a rank that dies is noticed at once
+
+
+def control_group() -> Any:
+    """A gloo group of all ranks beside the training's own: no GPU waits in it, and no watchdog counts. Collective on the first call."""
+    import torch.distributed as dist
+
+    return _control_group_of(dist.group.WORLD)
+
+
+@functools.cache
+def _control_group_of(world: Any) -> Any:
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def on_rank_zero(work: Callable[[], T], *, rank: int, workers: int) -> T:
@@ -29,7 +46,7 @@ def on_rank_zero(work: Callable[[], T], *, rank: int, workers: int) -> T:
         except BaseException as error:  # also a signal's: the peers must not wait for it
             failure = error
             outcome[1] = (isinstance(error, UserError), str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=control_group())
     if failure is not None and not isinstance(failure, Exception):
         raise failure
     if outcome[1] is not None:

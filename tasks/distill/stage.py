@@ -18,6 +18,7 @@ from tasks.packed_files import PackedRows
 from tasks.stage import StageContext, UserError
 
 log = logging.getLogger(__name__)
+MAX_FAILURES = 8  # workers lost in one run before a person is asked; what fails at the same step each time is told after as many tries
 
 
 def run(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
@@ -75,7 +76,7 @@ def _fit(job: DistillJob, context: StageContext) -> None:
             name="train",
             storage_path=str(job.storage),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
-            failure_config=FailureConfig(max_failures=3),
+            failure_config=FailureConfig(max_failures=MAX_FAILURES),
             logging_config=LoggingConfig(log_level="WARNING"),
             worker_runtime_env={"env_vars": worker_env(cluster)},
         ),
@@ -102,7 +103,7 @@ def _check_collapse(job: DistillJob, training: Mapping[str, Any]) -> None:
         log.warning("distill: %s; training ended there, the weights of step %d are taken", training["verdict"], training["selected_step"])
         return
     kept = f"the best weights before it are in {job.best / str(training['best_step'])}" if training["best_step"] else "no probe before it was healthy"
-    other = ", or set distill.select=best to take those" if training["best_step"] else ""
+    other = ", or set distill.select=best, which trains again and ends with those" if training["best_step"] else ""
     raise UserError(f"distill: {training['verdict']}; {kept}. Lower distill.learning_rate or raise distill.ar_weight{other}")
 
 

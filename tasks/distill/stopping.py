@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from tasks.distill.ranks import control_group
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -70,12 +72,8 @@ class StopFile:
     """Whether the driver wants the ranks to stop: rank 0 looks, all are told, so that they stop at the same step. Collective."""
 
     def __init__(self, path: Path, *, rank: int, workers: int) -> None:
-        self._path, self._rank, self._workers, self._group = path, rank, workers, None
+        self._path, self._rank, self._workers = path, rank, workers
         self.seen = False
-        if workers > 1:
-            import torch.distributed as dist
-
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")  # no GPU waits for the answer
 
     def __call__(self) -> bool:
         self.seen = self._rank == 0 and self._path.exists()
@@ -84,6 +82,6 @@ class StopFile:
             import torch.distributed as dist
 
             wanted = torch.tensor([self.seen], dtype=torch.uint8)
-            dist.broadcast(wanted, src=0, group=self._group)
+            dist.broadcast(wanted, src=0, group=control_group())
             self.seen = bool(wanted)
         return self.seen

@@ -15,6 +15,8 @@ from tasks.distill.ranks import on_rank_zero
 from tasks.distill.weights import gathered
 from tasks.stage import Reporter, silent_reporter
 
+EARLIER = 2  # best weights that stay beside the newest ones
+
 
 class Watch:
     """Trainer.run's `probe`. Enters what it finds into trainer.probing, equally on every rank."""
@@ -40,13 +42,14 @@ class Watch:
             probing.best = {"step": trainer.step, "tpf": found["point"]["tpf"]}
 
     def _look(self, trainer: Trainer, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Rank 0's part. The best weights until then stay until the next call: a checkpoint that is being saved may name them."""
+        """Rank 0's part. Earlier best weights stay as long as a checkpoint may name them: two are kept, and one may still be on its way."""
         result = self._probe(state)
         point = told(result, trainer.step, self._report)
         before = trainer.probing.best
         best = result.verdict is None and (before is None or result.metrics["tpf"] > before["tpf"])
         if best:
-            for old in self._folder.glob("*"):
+            kept = sorted((old for old in self._folder.glob("[0-9]*")), key=lambda old: int(old.name))
+            for old in kept[:-EARLIER]:
                 if before is None or old.name != str(before["step"]):
                     shutil.rmtree(old)
             self._folder.mkdir(exist_ok=True)

@@ -150,6 +150,8 @@ def finish(job: DistillJob, trainer: Trainer) -> None:
             weights_writer(job)(job.weights, state)
         elif selected is not None and (job.best / str(selected)).exists():
             (job.best / str(selected)).replace(job.weights)
+        if selected is not None and not job.weights.exists():
+            raise RuntimeError(f"{job.best / str(selected)} is gone: somebody removed the best weights while training went on")
         artifacts.write_json(job.training, training_record(trainer, selected))
 
     on_rank_zero(write, rank=trainer.rank, workers=trainer.workers)

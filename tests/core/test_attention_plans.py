@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
+from jacobi_core.distillation import backends
 from jacobi_core.distillation.attention import dense_mask
 from jacobi_core.distillation.attention_variant import Backend, MaskVariant
 from jacobi_core.distillation.backends import PackedAttention
 from jacobi_core.distillation.flex import FlexPlan, rule_block_mask
+from jacobi_core.distillation.loss_plan import plan_loss
 from jacobi_core.distillation.model_order import model_order
 from jacobi_core.distillation.packed_interface import packed_attention
-from jacobi_core.distillation.segments import SegmentPlan
+from jacobi_core.distillation.segments import SegmentPlan, TooManyCopies
 from jacobi_core.distillation.slices import SlicedPlan
-from tests.core.packed_batches import PLANS, ROWS, SHAPES, loop_kernel, random_batch
+from tests.core.packed_batches import PLANS, ROWS, SHAPES, logits_of, loop_kernel, random_batch
 from tests.core.tiny import tiny_model
 
 
@@ -125,10 +129,62 @@ def test_what_a_machine_or_model_cannot_do_is_refused_with_an_alternative():
         with pytest.raises(ValueError, match="sliding"):
             PackedAttention(sliding, backend=backend)
     batch = model_order(random_batch([[(8, 60)]], n=2, window=1))
-    with pytest.raises(ValueError, match=r"keys per token.*attention=flex or sliced"):
-        SegmentPlan.of(batch, MaskVariant.nc, kernel=loop_kernel)
     with pytest.raises(ValueError, match="attention_dropout=0"):
         PLANS["flash"](batch, MaskVariant.nc).attend(None, *[torch.zeros(1, 1, len(batch), 4)] * 3, scaling=None, dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("window", "variant", "keys"), [(16, MaskVariant.nc, 9.0), (64, MaskVariant.nc, 3.0), (16, MaskVariant.nc_ic, None), (1, MaskVariant.nc, None)]
+)
+def test_what_flash_copies_of_a_long_row(window, variant, keys):
+    batch = model_order(random_batch([[(128, 8128)]], n=16, window=window))
+    assert len(batch) == 16_384
+    if keys is None:
+        with pytest.raises(TooManyCopies, match=r"1\d\d\.\d keys per token \(memory bears 16\): use attention=flex or sliced"):
+            SegmentPlan.of(batch, variant, kernel=loop_kernel)
+    else:
+        assert len(SegmentPlan.of(batch, variant, kernel=loop_kernel).keys) / len(batch) == pytest.approx(keys, abs=0.3)
+
+
+def test_gradients_of_copied_keys_are_not_rounded_one_by_one(monkeypatch):
+    """In bfloat16 256 + 1 is 256."""
+
+    def as_cuda_does_it(self, dim, index, source):
+        for i, row in zip(index.tolist(), source, strict=True):
+            self[i] += row
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "index_add_", as_cuda_does_it)
+    heads = [torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    plan = SegmentPlan((1, 1), torch.zeros(1000, dtype=torch.long), None, None, (1, 1000), lambda q, k, v, *_: q + k.sum(0) + v.sum(0))
+    plan.attend(None, *heads, scaling=None, dropout=0.0).sum().backward()
+    assert [head.grad.item() for head in heads] == [1, 1000, 1000]
+
+
+def test_a_batch_with_too_many_copies_is_computed_by_sliced_and_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(backends, "_why_not", lambda backend, model: None)
+    monkeypatch.setattr(backends, "flash_kernel", lambda: loop_kernel)
+    model = tiny_model("llama", seed=1)
+    attention, plans = PackedAttention(model, backend=Backend.flash), []
+    with caplog.at_level(logging.WARNING, backends.__name__):
+        for answer in (200, 20, 180):
+            batch, inputs = attention(random_batch([[(8, answer)]], n=2, window=1))
+            plans.append(type(inputs["packed_plan"]))
+            with torch.no_grad():
+                found = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **inputs).logits
+                _, expected = logits_of(model, batch)
+            torch.testing.assert_close(found[batch.sample >= 0], expected[batch.sample >= 0])
+    assert plans == [SlicedPlan, SegmentPlan, SlicedPlan]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "keys per token" in said and "computed by sliced" in said
+
+
+@pytest.mark.parametrize("plan", [SlicedPlan.of, PLANS["flash"], lambda batch, variant: plan_loss(batch, window=2, limit=9)])
+def test_a_plan_reads_its_batch_from_the_device_once(plan, monkeypatch):
+    batch, read, cpu = model_order(random_batch(ROWS, n=3, window=2)), [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: read.append(self.shape) or cpu(self))
+    plan(batch, MaskVariant.nc)
+    assert len(read) == 1
 
 
 def test_a_mask_of_the_wrong_kind_is_refused():

@@ -68,10 +68,13 @@ def test_frozen_and_adapted_heads(monkeypatch, adapted):
     assert model.get_input_embeddings().weight.grad is None
 
 
-def test_peft_model():
+def test_adapters_injected_by_peft():
+    """As training has them: the model stays the class it was."""
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules="all-linear", modules_to_save=["lm_head"], lora_dropout=0.5, init_lora_weights=False)
-    model = peft.get_peft_model(tiny_model(tied=False, seed=6), config).double().train()
+    config = peft.LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
+    plain = tiny_model(tied=False, seed=6)
+    model = peft.inject_adapter_in_model(config, tiny_model(tied=False, seed=6)).double().train()
+    assert type(model) is type(plain) and any(".lora_A." in name for name, _ in model.named_parameters())
     loss = packed_loss(model)
     assert loss.head_is_plain
     assert model.training

@@ -255,9 +255,12 @@ def test_pieces_carry_every_loss_of_the_whole_once(seed, n, answer, prompt, kind
         for name in ("block", "window", "teacher"):
             assert (getattr(piece, name)[piece.kind == Kind.PROMPT] == -1).all(), name
     assert found == pytest.approx(losses(model, row, variant))
-    # every block is trained on once, and what a piece has before its first block is the text from its start
+    # every block is trained on once, but a last one that is one token and a window alone; what a piece has before its first block is the text
+    # from its start
     blocks = [b for piece in pieces for b in piece.block[piece.kind == Kind.NOISY].unique().tolist()]
-    assert blocks == list(range(int(row.block.max()) + 1))
+    last, alone = int(row.block.max()), int((row.window == row.window.max()).sum()) == 2
+    assert blocks in [list(range(last + 1)), *([list(range(last))] if alone else [])]
+    assert all((piece.labels != IGNORE).any() or (piece.teacher >= 0).any() for piece in pieces)
     text = row.input_ids[row.kind != Kind.NOISY]
     for piece in pieces:
         unnoisy = piece.input_ids[piece.kind != Kind.NOISY]
@@ -288,7 +291,17 @@ def test_a_window_that_does_not_fit_its_context_is_left_out(max_length, blocks):
 
 
 def test_a_short_last_window_may_fit_where_the_first_does_not():
+    trajectory = made_up(1, n=8, answer=18, prompt=2)  # windows of 8, 8 and 2 tokens: 18, 26 and 22 with their context
+    row, _ = pack_trajectory(trajectory, NoiseSchedule(kind="reverse", window=1))
+    for max_length, blocks in ((17, []), (18, [[0]]), (22, [[0], [2]]), (26, [[0], [1], [2]]), (30, [[0], [1, 2]])):
+        assert [p.block[p.block >= 0].unique().tolist() for p in split_sample(row, max_length=max_length)] == blocks, max_length
+
+
+def test_a_last_window_of_one_token_is_no_piece_alone():
+    """It has no loss of its own: the piece before it predicts it."""
     trajectory = made_up(1, n=8, answer=17, prompt=2)  # windows of 8, 8 and 1 tokens: 18, 26 and 20 with their context
     row, _ = pack_trajectory(trajectory, NoiseSchedule(kind="reverse", window=1))
-    for max_length, blocks in ((17, []), (18, [[0]]), (20, [[0], [2]]), (26, [[0], [1], [2]]), (28, [[0], [1, 2]])):
-        assert [p.block[p.block >= 0].unique().tolist() for p in split_sample(row, max_length=max_length)] == blocks, max_length
+    for max_length, blocks in ((20, [[0]]), (28, [[0], [1, 2]]), (26, [[0], [1]])):
+        pieces = split_sample(row, max_length=max_length)
+        assert [p.block[p.block >= 0].unique().tolist() for p in pieces] == blocks, max_length
+    assert pieces[-1].labels[-1] == trajectory.answer_ids[-1]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jacobi_core.distillation.attention_variant import Backend, MaskVariant
 from jacobi_core.distillation.backends import PackedAttention
 from jacobi_core.distillation.packing import IGNORE
+from jacobi_core.distillation.segments import SegmentPlan
 from tests.core.packed_batches import random_batch
 from tests.core.tiny import FAMILIES, tiny_model
 
@@ -27,6 +28,7 @@ def loss_and_gradient(family, backend, *, batch, variant, dtype, checkpointing=F
     if checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     batch, inputs = PackedAttention(model, variant=variant, backend=backend)(batch.to(torch.device("cuda")))
+    assert backend is not Backend.flash or isinstance(inputs["packed_plan"], SegmentPlan)  # not sliced in its place
     logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **inputs).logits.float().log_softmax(-1)
     labelled = batch.labels != IGNORE
     rows, index = (batch.teacher >= 0).nonzero(as_tuple=True)

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import distill, distill_cases
 from jacobi_core.distillation.attention_variant import Backend
+from jacobi_core.distillation.segments import SegmentPlan
 
 
 def toy(*given: str, **changes):
@@ -58,6 +59,47 @@ def test_no_gpu_is_said_in_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         distill.arguments(["--gpu"])
     assert "--gpu needs a CUDA device" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def gpu_stand_in(monkeypatch):
+    """`sliced` in the place of a device's backends; which ones were built."""
+    built, step = [], distill_cases.packed_step
+    monkeypatch.setattr(distill, "flash_kernel", lambda: None)
+
+    def packed_step(model, backend, *, window):
+        built.append((backend.value, window))
+        return step(model, Backend.sliced, window=window)
+
+    monkeypatch.setattr(distill, "packed_step", packed_step)
+    monkeypatch.setattr(distill, "gpu_peak", lambda model, step, batch: step(batch) and 100)
+    turns = distill.turns
+    monkeypatch.setattr(distill, "turns", lambda steps, models, batches: turns(steps, models, batches[:1], repeats=1))
+    return built
+
+
+def test_who_cannot_take_a_gpu_s_rows_is_left_out_and_the_others_come_out(gpu_stand_in, monkeypatch, capsys):
+    refused = SegmentPlan.of
+    monkeypatch.setattr(SegmentPlan, "of", lambda batch, variant, *, kernel: refused(batch, variant, kernel=kernel, copies=1.3))
+    found = distill.gpu(toy(gpu_length=1024, gpu_device="cpu"))
+    assert gpu_stand_in == [("flex", 16), ("flex", 64), ("flash", 64)]
+    assert set(found) == {f"gpu_{what}_{name}" for what in ("step", "memory") for name in ("flex", "flex_w64", "flash_w64")}
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "flash: left out" in line]
+    assert "keys per token" in said
+
+
+def test_a_contestant_that_fails_on_the_device_is_left_out(gpu_stand_in, monkeypatch, capsys):
+    stand_in = distill.packed_step
+
+    def packed_step(model, backend, *, window):
+        if backend is Backend.flex:
+            raise torch.OutOfMemoryError("out of\nmemory")
+        return stand_in(model, backend, window=window)
+
+    monkeypatch.setattr(distill, "packed_step", packed_step)
+    found = distill.gpu(toy(gpu_length=256, gpu_device="cpu"))
+    assert {"gpu_step_flash", "gpu_step_flash_w64"} <= set(found) and "gpu_step_flex" not in found
+    assert "flex: left out, out of memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("blocks, n", [(5, 8), (3, 16)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -156,6 +157,27 @@ def test_the_best_survives_an_interruption(packed, base, tmp_path, stopped_at):
         record["curves"] = reproducible(record["curves"])
     assert json.dumps(one) == json.dumps(other)
     assert (whole.weights / "model.safetensors").read_bytes() == (job.weights / "model.safetensors").read_bytes()
+
+
+def test_the_step_that_ends_training_has_a_point(packed, base, tmp_path, monkeypatch):
+    job = make_job(packed, base, tmp_path / "out", select="best", log_every=100)
+    train(job, Figures([2.0, None]))
+    assert [point["step"] for point in artifacts.read_json(job.training)["curves"]] == [4]
+    assert result(job, packed, monkeypatch)["collapsed_at"] == 4
+
+
+def test_best_weights_stay_while_a_checkpoint_may_name_them(packed, base, tmp_path):
+    job = make_job(packed, base, tmp_path / "out")
+    job = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=5))
+    train(job, Figures([1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert sorted(int(folder.name) for folder in job.best.iterdir()) == [6, 8, 10]
+
+
+def test_training_is_not_over_without_its_weights(packed, base, tmp_path):
+    job = make_job(packed, base, tmp_path / "out", select="best")
+    with pytest.raises(RuntimeError, match=r"best/4 is gone"):
+        train(job, Figures(HEALTHY), stop=lambda: shutil.rmtree(job.best / "4", ignore_errors=True))
+    assert not job.training.exists()
 
 
 def test_a_run_resumed_after_its_collapse_trains_no_further(packed, base, tmp_path):

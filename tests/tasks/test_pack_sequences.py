@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
-from jacobi_core.distillation.packing import Kind
+from jacobi_core.distillation.packing import IGNORE, Kind
 from tasks import artifacts, trajectory_files
+from tasks.distill.start_checks import check_rows
 from tasks.generate_trajectories.config import GenerateTrajectoriesConfig
-from tasks.pack_sequences import PackConfig, Packer, best_fit, run
+from tasks.pack_sequences import PackConfig, Packer, TooLong, best_fit, run
 from tasks.packed_files import PackedRows
 from tasks.stage import StageContext, UserError
+from tests.core.tiny import tiny_model
 from tests.tasks.tiny_stage import collect_shards, hand_trajectory
 
 N = 4
@@ -156,14 +158,45 @@ def test_samples_longer_than_a_row_are_split_and_counted(tmp_path):
     assert artifacts.read_json(tmp_path / "14" / "noise.json") == artifacts.read_json(tmp_path / "whole" / "noise.json")
     # at 11 tokens the first sample's second window no longer fits behind its context; the second sample is cut in two
     metrics, rows = pack(by_hand(tmp_path / "t"), tmp_path / "11", window=1, max_length=11, too_long="split")
-    assert sorted(rows.lengths.tolist()) == [6, 8, 10, 10]
-    assert (metrics["samples"], metrics["split_samples"], metrics["dropped_samples"], metrics["dropped_answer_tokens"]) == (3, 2, 0, 4)
-    assert sum(artifacts.read_json(tmp_path / "11" / "noise.json")["counts"]) == 4
+    # of the second the last token, alone in its window, has no loss of its own; the piece before it predicts it, so nothing is dropped.
+    # of the first three tokens are: the one that its lost window begins with is predicted
+    assert sorted(rows.lengths.tolist()) == [6, 10, 10]
+    assert (metrics["samples"], metrics["split_samples"], metrics["dropped_samples"], metrics["dropped_answer_tokens"]) == (3, 2, 0, 3)
+    assert sum(artifacts.read_json(tmp_path / "11" / "noise.json")["counts"]) == 3
     # at 9 nothing of the first two fits but the second's last token
     metrics, rows = pack(by_hand(tmp_path / "t"), tmp_path / "9", window=1, max_length=9, too_long="split")
-    assert (metrics["samples"], metrics["split_samples"], metrics["dropped_samples"], metrics["dropped_answer_tokens"]) == (2, 1, 1, 12)
+    assert rows.lengths.tolist() == [6]
+    assert (metrics["samples"], metrics["split_samples"], metrics["dropped_samples"], metrics["dropped_answer_tokens"]) == (1, 0, 2, 13)
     with pytest.raises(UserError, match=r"^pack\.max_length=5: all 3 samples are longer"):
         pack(by_hand(tmp_path / "t"), tmp_path / "5", window=1, max_length=5, too_long="split")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    answers=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    window=st.integers(1, 3),
+    max_length=st.integers(4, 40),
+    too_long=st.sampled_from(TooLong),
+    t_max=st.sampled_from([0.0, 1.0]),
+)
+def test_every_row_has_a_loss_and_every_answer_token_is_predicted_once_or_dropped(answers, window, max_length, too_long, t_max):
+    """Else check_rows refuses the file before training."""
+    packer = Packer(PackConfig(max_length=max_length, too_long=too_long, schedule=NoiseSchedule(window=window, t_max=t_max)))
+    made = [
+        hand_trajectory(i, [5] * length, block_size=N, unconverged=[[min(N, length - at), 0] for at in range(0, length, N)])
+        for i, length in enumerate(answers)
+    ]
+    rows = list(packer.rows(made))
+    losses = [((row.labels != IGNORE).sum(), (row.teacher >= 0).sum()) for row in rows]
+    assert all(ar + consistency > 0 for ar, consistency in losses)
+    assert sum(int(ar) for ar, _ in losses) + packer.dropped_tokens == sum(answers)
+    assert packer.samples + packer.dropped_samples == len(answers)
+
+
+def test_rows_of_split_samples_can_be_trained_on(tmp_path):
+    for max_length in range(6, 16):
+        _, rows = pack(by_hand(tmp_path / "t"), tmp_path / str(max_length), window=1, max_length=max_length, too_long="split")
+        check_rows(tmp_path / str(max_length) / "packed.parquet", rows, tiny_model())
 
 
 # ---- what the schedule really produced

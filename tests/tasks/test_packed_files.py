@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -166,6 +167,28 @@ def test_a_wrong_file_is_refused_by_name(many):
         assert str(path) in str(error.value) and "\n" not in str(error.value)
         path.write_bytes(good)
     assert len(PackedRows(path)) == 21
+
+
+@pytest.mark.parametrize("at_the_start", [True, False])
+def test_a_disk_that_fails_while_rows_are_read_is_no_broken_file(many, monkeypatch, at_the_start):
+    """It passes as it is, so that whoever restarts workers tries again."""
+    _, path = many
+    found = PackedRows(path)
+
+    class Failing(pq.ParquetFile):
+        def read(self, **_):
+            raise OSError(errno.EIO, "Input/output error")
+
+        def read_row_group(self, *_, **__):
+            raise OSError(errno.EIO, "Input/output error")
+
+    if at_the_start:
+        monkeypatch.setattr(packed_files, "open_table", lambda path, schema: Failing(path))
+    else:
+        found._file = Failing(path)
+    with pytest.raises(OSError, match="Input/output error") as error:
+        PackedRows(path) if at_the_start else found.read([0])
+    assert error.value.errno == errno.EIO
 
 
 def test_rotten_bytes_are_noticed_when_they_are_read(many):

@@ -10,6 +10,7 @@ import torch
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.generate import generate
 from jacobi_core.decoding.greedy_batch import greedy_batch
+from jacobi_core.decoding.stats import DecodingStats, Generation
 from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.distillation.losses import PackedLoss
 from jacobi_core.hub import load_model, load_tokenizer, save_checkpoint
@@ -114,8 +115,27 @@ def test_a_model_that_only_says_the_end_trips_it_too(base_folder, prompts, tmp_p
 def test_a_teacher_that_hardly_ends_is_no_measure_of_ending(ended, trips):
     from tasks.distill.probe import _verdict
 
-    teacher = {"distinct_2": 0.5, "eos_rate": ended / 16}
-    assert (_verdict({"distinct_2": 0.5, "eos_rate": 0.0}, teacher, 16, 0.5) is not None) is trips
+    teacher = {"distinct_2": 0.5, "mean_tokens": 30.0, "eos_rate": ended / 16}
+    assert (_verdict({**teacher, "eos_rate": 0.0}, teacher, 16, 0.5) is not None) is trips
+
+
+@pytest.mark.parametrize(("tokens", "trips"), [(2, True), (20, False)])
+def test_varied_answers_that_end_early_trip_it(base_folder, prompts, monkeypatch, tokens, trips):
+    """No bigram twice, and every answer ends: only their length tells."""
+    probe = make(base_folder, prompts)
+    assert probe.teacher.metrics["mean_tokens"] < 40
+    answers = [
+        Generation(torch.arange(tokens) + number * tokens, DecodingStats(committed_per_forward=[tokens], stop_reason="eos"))
+        for number in range(len(prompts))
+    ]
+    monkeypatch.setattr("jacobi_core.decoding.generate.generate_batch", lambda *args, **kwargs: answers)
+    found = probe(state_of(load_model(base_folder, dtype="float64")))
+    assert found.metrics["distinct_2"] == found.metrics["eos_rate"] == 1.0 and found.metrics["mean_tokens"] == tokens
+    if trips:
+        assert f"mean_tokens 2.000, teacher {probe.teacher.metrics['mean_tokens']:.3f}, on 11" in found.verdict
+        assert "distinct_2" not in found.verdict and "eos_rate" not in found.verdict
+    else:
+        assert found.verdict is None
 
 
 def test_adapters_are_probed_as_what_they_merge_to(base_folder, prompts):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -25,6 +23,7 @@ from tasks.distill.ranks import on_rank_zero
 from tasks.distill.weights import gathered, load_into, write_weights
 from tasks.stage import UserError
 from tests.core.tiny import FAMILIES, random_prompts, tiny_model, tiny_rules
+from tests.tasks.tiny_training import exit_codes
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
 LORA = DistillConfig(lora=LoraSettings(rank=3, alpha=6.0))
@@ -47,30 +46,6 @@ def trained(loss: nn.Module, batch) -> nn.Module:
     return loss
 
 
-def in_two_processes(worker, *arguments) -> list[int | None]:
-    """worker(rank, *arguments) on two gloo ranks, neither ended by the other; their exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn = mp.get_context("spawn")
-    processes = [spawn.Process(target=_start, args=(rank, port, worker, arguments)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=100)
-        process.kill()  # one that hangs
-    return [process.exitcode for process in processes]
-
-
-def _start(rank: int, port: int, worker, arguments) -> None:
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    worker(rank, *arguments)
-    dist.destroy_process_group()
-
-
 VARIANTS = {"tied": (True, FULL), "untied": (False, FULL), "lora": (True, LORA)}
 
 
@@ -79,7 +54,7 @@ def lossy(tied: bool, config: DistillConfig) -> PackedLoss:
     return PackedLoss(with_adapters(model, config.lora, seed=5) if config.lora.rank else model, window=2)
 
 
-def train_and_write(rank: int, folder: Path, batch) -> None:
+def train_and_write(rank: int, workers: int, folder: Path, batch) -> None:
     from tasks.distill.sharding import shard
 
     # every rank gets what rank 0 found, also an error
@@ -109,7 +84,7 @@ def test_two_fsdp2_ranks_write_what_one_process_trains_and_plain_transformers_re
     batch = packed_batch()
     for tied in (True, False):
         tiny_model(seed=1, tied=tied).save_pretrained(tmp_path / f"base-{tied}")
-    assert in_two_processes(train_and_write, tmp_path, batch) == [0, 0]
+    assert exit_codes(train_and_write, tmp_path, batch, workers=2) == [0, 0]
     for name, (tied, config) in VARIANTS.items():
         alone = trained(lossy(tied, config), batch).model.eval()
         if name == "lora":
@@ -127,7 +102,7 @@ def test_two_fsdp2_ranks_write_what_one_process_trains_and_plain_transformers_re
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base-False", "base-True", "lora", "tied", "untied"]  # no temporary folder
 
 
-def failing_writer(rank: int, folder: Path) -> None:
+def failing_writer(rank: int, workers: int, folder: Path) -> None:
     model = tiny_model(seed=1)
     state = gathered(PackedLoss(model, window=2), rank=rank)
     if rank == 0:  # a disk that is full in the middle of it
@@ -149,7 +124,7 @@ def failing_writer(rank: int, folder: Path) -> None:
 
 def test_a_failing_rank_zero_ends_every_rank_with_its_error_and_leaves_no_half_folder(tmp_path):
     tiny_model(seed=1).save_pretrained(tmp_path / "base")
-    assert in_two_processes(failing_writer, tmp_path) == [1, 1]
+    assert exit_codes(failing_writer, tmp_path, workers=2) == [1, 1]
     assert {(tmp_path / f"error-{rank}").read_text() for rank in (0, 1)} == {"rank 0 failed: OSError: No space left on device"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "error-0", "error-1"]
 

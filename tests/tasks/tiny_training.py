@@ -67,6 +67,23 @@ def reproducible(points: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: value for name, value in point.items() if name not in MEASURED} for point in points]
 
 
+def exit_codes(work: Callable[..., None], *arguments: Any, workers: int) -> list[int | None]:
+    """work(rank, workers, *arguments) in that many processes with a gloo group, none ended by another; None: it hung."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn = mp.get_context("spawn")
+    processes = [spawn.Process(target=_rank, args=(rank, workers, port, work, arguments)) for rank in range(workers)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=100)
+    found = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return found
+
+
 def in_ranks(work: Callable[..., None], *arguments: Any, workers: int) -> None:
     """work(rank, workers, *arguments) in that many processes with a gloo group; raises what the first failing one raised.
 
