@@ -68,7 +68,7 @@ def test_an_edit_packs_again_and_touches_no_trajectory(tmp_path, write):
     write(HALF)
     second = stages(tmp_path, override)
     assert first["round1/pack"][1] != second["round1/pack"][1]
-    kept = {"prompts", "base", "base/evaluate", "round1/trajectories", "cllm/pack"}
+    kept = {"prompts", "base", "base/answers", "base/speed", "base/evaluate", "round1/trajectories", "cllm/pack"}
     assert changed(first, second) == set(first) - kept
 
 
