@@ -77,15 +77,7 @@ class SpeedConfig(TextConfig):
 
 
 @dataclass
-class JudgeSandbox(SandboxConfig):
-    """The sandbox, without what cannot change a verdict in its fingerprint."""
-
-    allow_code_execution: bool = field(default=SandboxConfig.allow_code_execution, metadata=NOT_HASHED)
-    workers: int = field(default=SandboxConfig.workers, metadata=NOT_HASHED)
-
-
-@dataclass
 class EvaluateConfig(AnswersConfig, SpeedConfig):
     """Both, and how it is judged."""
 
-    sandbox: JudgeSandbox = field(default_factory=JudgeSandbox)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)  # its limits can change a verdict

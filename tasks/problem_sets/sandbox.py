@@ -28,11 +28,11 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.problem_sets.sandbox_user import NO_GROUP, environment, interpreter, kill, private_uid, started_by_root, user_arguments
-from tasks.stage import UserError
+from tasks.stage import NOT_HASHED, UserError
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 
@@ -41,14 +41,14 @@ CHILD = Path(__file__).with_name("sandbox_child.py")
 class SandboxConfig:
     """How generated code is run. Nothing runs before `allow_code_execution` says so."""
 
-    allow_code_execution: bool = False  # opt-in: executing model output is a risk only the user can take
+    allow_code_execution: bool = field(default=False, metadata=NOT_HASHED)  # opt-in: executing model output is a risk only the user can take
     timeout_s: float = 10.0  # wall clock of one program
     cpu_s: int = 10  # CPU seconds of one process of the program
     memory_mb: int = 512  # address space of one process
     file_mb: int = 16  # largest file, and all files together where the file system is read-only
     processes: int = 1  # processes and threads, the program itself included
     max_output_kb: int = 16  # kept of stdout and stderr together; the rest is read and dropped
-    workers: int = 2  # programs that run at once
+    workers: int = field(default=2, metadata=NOT_HASHED)  # programs that run at once
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "cpu_s", "memory_mb", "file_mb", "processes", "max_output_kb", "workers"):
