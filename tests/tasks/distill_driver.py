@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.distill.config import DistillConfig
+from tasks.distill.config import DistillConfig, ProbeSettings
 from tasks.distill.stage import run
 from tasks.stage import ClusterConfig, StageContext, UserError
 from tests.tasks.tiny_training import changed
@@ -36,7 +36,7 @@ class Pace:
 
 def settings() -> DistillConfig:
     """24 steps of the tiny training; checkpoints at every fourth."""
-    return changed(epochs=100, max_steps=STEPS, checkpoint_every=4, learning_rate=1e-3)
+    return changed(epochs=100, max_steps=STEPS, checkpoint_every=4, learning_rate=1e-3, probe=ProbeSettings(every=0))
 
 
 def main() -> int:
