@@ -78,8 +78,8 @@ class PackedRows:
             self.window = int(json.loads(metadata[b"schedule"])["window"])
             self.max_length = int(metadata[b"max_length"])
         except (ValueError, KeyError, TypeError) as error:
-            raise self._broken(error) from error
-        with self._naming_broken_bytes():
+            raise _broken(self._path, error) from error
+        with naming_broken_bytes(self._path):
             counts = self._file.read(columns=list(COUNTS))
         self.lengths, self.consistency_tokens, self.ar_tokens = (counts[name].to_numpy() for name in COUNTS)
         footer = self._file.metadata
@@ -112,18 +112,23 @@ class PackedRows:
         return [found[int(index)] for index in wanted]
 
     def _read_group(self, group: int) -> pa.Table:
-        with self._naming_broken_bytes(), self._lock:  # one file handle, which seeks
+        with naming_broken_bytes(self._path), self._lock:  # one file handle, which seeks
             return self._file.read_row_group(group, columns=list(TOKEN_FIELDS), use_threads=False).combine_chunks()
 
-    @contextmanager
-    def _naming_broken_bytes(self) -> Iterator[None]:
-        """pyarrow says OSError of both: of what the system could not read, with the system's errno, and of bytes that are no Parquet, without."""
-        try:
-            yield
-        except (OSError, pa.ArrowInvalid) as error:
-            if getattr(error, "errno", None) is not None:
-                raise
-            raise self._broken(error) from error
 
-    def _broken(self, error: Exception) -> UserError:
-        return UserError(f"{self._path}: not a readable packed file ({error}); recompute the pack stage (force=[...])")
+@contextmanager
+def naming_broken_bytes(path: Path) -> Iterator[None]:
+    """UserError for bytes that are no packed file; what the system could not read goes through, it may be read the next time.
+
+    pyarrow says OSError of both, of the latter with the system's errno.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: not a readable packed file ({error}); recompute the pack stage (force=[...])")

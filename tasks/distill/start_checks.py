@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedModel
 
 from jacobi_core.decoding.cache import context_length
 from tasks import artifacts
-from tasks.packed_files import PACKED, PackedRows
+from tasks.packed_files import PACKED, PackedRows, naming_broken_bytes
 from tasks.stage import UserError
 
 
@@ -39,11 +38,9 @@ def _largest(path: Path, columns: tuple[str, ...]) -> dict[str, int]:
     """Largest value of each list column; holds one piece of the file at a time."""
     file = artifacts.open_table(path, PACKED)
     largest = dict.fromkeys(columns, -1)
-    try:
+    with naming_broken_bytes(path):
         for batch in file.iter_batches(batch_size=256, columns=list(columns)):
             for name in columns:
                 found = pc.max(batch[name].flatten()).as_py()
                 largest[name] = max(largest[name], -1 if found is None else found)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path}: not a readable packed file ({error}); recompute the pack stage (force=[...])") from error
     return largest

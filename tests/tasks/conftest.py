@@ -28,3 +28,18 @@ def base_folder(tmp_path_factory, prompts_folder) -> Path:
 @pytest.fixture
 def stage_inputs(prompts_folder, base_folder) -> dict[str, Path]:
     return {"prompts": prompts_folder, "model": base_folder}
+
+
+@pytest.fixture
+def test_prompts(prompts_folder):
+    from tasks.artifacts import read_prompts
+
+    return read_prompts(prompts_folder, "test")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every decoding of the speed part, in order: (prompt id, method, block size)."""
+    from tests.tasks.tiny_evaluation import record_calls
+
+    return record_calls(monkeypatch)

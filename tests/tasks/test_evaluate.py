@@ -18,25 +18,14 @@ from jacobi_core.decoding import generate as generate_module
 from jacobi_core.decoding import greedy_batch as greedy_module
 from jacobi_core.decoding.config import Method
 from jacobi_core.hub import load_model, load_tokenizer
-from tasks import artifacts
 from tasks.completion_files import read_completions
 from tasks.evaluate.speed import WARM_UP
 from tasks.problem_sets import scoring
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import UserError
 from tests.results import row as contract_row
-from tests.tasks.tiny_evaluation import SAME, SPEED, evaluate, record_calls, settings
+from tests.tasks.tiny_evaluation import SAME, SPEED, evaluate, settings
 from tests.tasks.tiny_stage import CONTEXT_LENGTH, write_split
-
-
-@pytest.fixture
-def test_prompts(prompts_folder):
-    return artifacts.read_prompts(prompts_folder, "test")
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    return record_calls(monkeypatch)
 
 
 @pytest.fixture

@@ -19,17 +19,7 @@ from tasks.evaluate.speed import WARM_UP
 from tasks.evaluate.stage import decode_answers, score, time_decoders
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import ClusterConfig, StageContext, UserError
-from tests.tasks.tiny_evaluation import SAME, evaluate, record_calls, settings
-
-
-@pytest.fixture
-def test_prompts(prompts_folder):
-    return artifacts.read_prompts(prompts_folder, "test")
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    return record_calls(monkeypatch)
+from tests.tasks.tiny_evaluation import SAME, evaluate, settings
 
 
 def test_a_restart_goes_on_from_the_parts_that_are_there(tmp_path, stage_inputs, test_prompts, calls, monkeypatch):
