@@ -4,7 +4,7 @@ A job is `{number, settings, error, rows, timed, noise, paper}`:
     settings: what tells it from the others, `{override: value}`;
     error: why it has no results, one line, or None;
     rows: the rows of its `results.json`, or None;
-    timed: of every prompt decoded alone, `{model: {"method@block size": [(tokens, forwards)]}}`;
+    timed: of every prompt decoded alone, `{model or model/benchmark: {"method@block size": [(tokens, forwards)]}}`;
     noise: the noise ratios of its last round's packed blocks, `{edges, counts, mean}`, or None;
     paper: what the paper measured there, any of `{tpf, speedup, accuracy, window}`, or None.
 """
@@ -25,12 +25,13 @@ from dashboards.table import Columns, Row, html_table, markdown_table, small_sam
 
 Job = Mapping[str, Any]
 
+PAPER_BENCHMARK = "human_eval"  # of the paper's ablations
 MOST_SETTINGS = 6  # method x block size: columns of TPF a table has room for; else only the best is shown
 BARS = "·▁▂▃▄▅▆▇█"
 LEGEND = (
-    "One row per job: the model of its last round, decoded one prompt at a time. TPF: tokens per forward, prefill counted, by decoding method and "
-    "block size; iter/token is one over it. speedup: tokens/s over greedy AR of the same model in the same process. "
-    "= AR: smallest share of prompts whose tokens equal that greedy AR."
+    "One row per job, and per benchmark where there are several: the model of its last round, decoded one prompt at a time. TPF: tokens per forward, "
+    "prefill counted, by decoding method and block size; iter/token is one over it. speedup: tokens/s over greedy AR of the same model in the same "
+    "process. = AR: smallest share of prompts whose tokens equal that greedy AR."
 )
 COMMON_LEGEND = (
     "Compare jobs at one block size, {name}, the best one over all jobs together; the best of a job is the largest of several noisy figures and so "
@@ -46,14 +47,14 @@ NOISE_LEGEND = (
 
 
 def sweep_rows(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Table rows, one per job, before them the base where all jobs started from one. The keys of sweep.json's rows."""
+    """Table rows, one per job and benchmark, before them the base where all jobs started from one. The keys of sweep.json's rows."""
     finished = [job for job in jobs if job["rows"]]
     bases = [[row for row in job["rows"] if row["model"] == "base"] for job in finished]
-    rows = [_row(job, _last_model(job["rows"])) for job in jobs]
+    rows = [row for job in jobs for row in _rows(job, _last_model(job["rows"]))]
     common = _common_setting(rows)
     if finished and bases[0] and all(base == bases[0] for base in bases):
         shared = {"number": None, "settings": {}, "error": None, "noise": None, "paper": None, "rows": bases[0], "timed": finished[0]["timed"]}
-        rows.insert(0, _row(shared, "base"))
+        rows[:0] = _rows(shared, "base")
     for row in rows:
         row["common_setting"] = common
         row |= {f"common_{key}": row[key].get(common) for key in ("tpf", "tpf_interval", "speedup")}
@@ -73,20 +74,33 @@ def _last_model(rows: Sequence[Row] | None) -> str | None:
     return max(rounds, key=lambda model: int(model.removeprefix("round")), default=None)
 
 
-def _row(job: Job, model: str | None) -> dict[str, Any]:
-    measured = [row for row in job["rows"] or [] if row["model"] == model and row["batch_size"] == 1 and row["method"] not in REFERENCES]
+def _rows(job: Job, model: str | None) -> list[dict[str, Any]]:
+    """One per benchmark; what belongs to the job as a whole stands in the first of them, the paper's figures beside its own benchmark."""
+    benchmarks = list(dict.fromkeys(row["benchmark"] for row in job["rows"] or [] if row["model"] == model)) or [None]
+    rows = [_row(job, model, benchmark) for benchmark in benchmarks]
+    papers = PAPER_BENCHMARK if PAPER_BENCHMARK in benchmarks else benchmarks[0]
+    for row in rows:
+        row["noise"] = job["noise"] if row is rows[0] else None
+        row["paper"] = job["paper"] if row["benchmark"] == papers else None
+    return rows
+
+
+def _row(job: Job, model: str | None, benchmark: str | None) -> dict[str, Any]:
+    of_model = [row for row in job["rows"] or [] if (row["model"], row["benchmark"]) == (model, benchmark)]
+    measured = [row for row in of_model if row["batch_size"] == 1 and row["method"] not in REFERENCES]
     parallel = [row for row in measured if row["method"] != "ar"]
-    found: dict[str, Any] = {key: job[key] for key in ("number", "settings", "error", "noise", "paper")} | {"trained_model": model}
+    found: dict[str, Any] = {key: job[key] for key in ("number", "settings", "error")} | {"trained_model": model, "benchmark": benchmark}
     for key in ("tpf", "speedup"):
         found[key] = {f"{row['method']}@{row['block_size']}": row[key] for row in parallel}
-    timed = (job["timed"] or {}).get(model, {})
+    several = job["timed"] or {}
+    timed = several.get(f"{model}/{benchmark}") or several.get(model, {})
     found["timed_prompts"] = measured[0]["prompts"] if measured else None
     found["tpf_interval"] = {name: tpf_interval(timed[name]) for name in found["tpf"] if name in timed}
     for key in ("tpf", "speedup"):
         best = max(parallel, key=lambda row: row[key], default={})
         found |= {f"best_{key}": best.get(key), f"best_{key}_block": best.get("block_size")}
     first = measured[0] if measured else {}
-    found |= {key: first.get(key) for key in ("benchmark", "accuracy", "accuracy_prompts", "train_tokens")}
+    found |= {key: first.get(key) for key in ("accuracy", "accuracy_prompts", "train_tokens")}
     found["equals_ar"] = min((row["equals_ar"] for row in parallel), default=None)
     found["loops"] = max((row.get("degenerate", 0) for row in measured), default=None)
     return found
@@ -97,12 +111,24 @@ def label(row: Row) -> str:
     return ", ".join(row["settings"].values()) or ("base" if row["number"] is None else f"job {row['number']}")
 
 
+def _labels(rows: Sequence[Row]) -> list[str]:
+    """With the benchmark where there are several."""
+    several = _several_benchmarks(rows)
+    return [f"{label(row)}, {row['benchmark']}" if several and row["benchmark"] else label(row) for row in rows]
+
+
+def _several_benchmarks(rows: Sequence[Row]) -> bool:
+    return len({row["benchmark"] for row in rows if row["benchmark"]}) > 1
+
+
 def columns(rows: Sequence[Row]) -> Columns:
     """Those that these rows have something to say in."""
     settings = list(dict.fromkeys(name for row in rows for name in row["settings"]))
     decoded = list(dict.fromkeys(name for row in rows for name in row["tpf"]))
     found: Columns = [("job", _job, True)]
     found += [(name, _setting(name), True) for name in settings]
+    if _several_benchmarks(rows):
+        found += [("benchmark", lambda row: row["benchmark"] or "-", True)]
     if len(decoded) <= MOST_SETTINGS:
         several = len({name.partition("@")[0] for name in decoded}) > 1
         found += [(f"TPF {name if several else name[name.index('@') :]}", _tpf(name), False) for name in decoded]
@@ -224,7 +250,7 @@ def _where(rows: Sequence[Row]) -> str:
 
 def sweep_page(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
     """The table, our figures beside the paper's, and the noise histograms."""
-    bars = comparison([(label(row), row) for row in rows])
+    bars = comparison(list(zip(_labels(rows), rows, strict=True)))
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<div class=wide>{html_table(rows, columns(rows))}</div>",

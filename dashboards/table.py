@@ -160,6 +160,12 @@ def html_table(rows: Sequence[Row], columns: Columns = COLUMNS) -> str:
     return f"<table><thead>{head}</thead><tbody>{''.join(line(values, 'td') for values in _cells(rows, columns))}</tbody></table>"
 
 
+def version_notes(rows: Sequence[Row]) -> list[str]:
+    """One sentence: the versions of the benchmarks that have one. Scores of different versions do not compare."""
+    versions = {row["benchmark"]: row["benchmark_version"] for row in rows if row.get("benchmark_version") is not None}
+    return [f"Benchmark versions: {', '.join(f'{name} {version:.1f}' for name, version in versions.items())}."] if versions else []
+
+
 def unjudged_notes(rows: Sequence[Row]) -> list[str]:
     """One sentence per benchmark whose accuracy leaves prompts out: how many."""
     left = {row["benchmark"]: row.get("unjudged", 0) for row in rows if row["accuracy"] is not None}

@@ -27,6 +27,7 @@ from dashboards.table import (
     text_table,
     timed_on,
     unjudged_notes,
+    version_notes,
 )
 from tasks.artifacts import read_json, write_json, write_text
 from tasks.stage import StageContext
@@ -52,8 +53,9 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
     """Write `results.json`, `results.md` and `report.html` into `output`.
 
     Args:
-        inputs: `evaluate/<model>` folders with `evaluation.json`, `distill/<model>` folders with `training.json`, and
-            `export/final`, the checkpoint of the last round; where there are, `latency` with `latency.json` and `search` with `search.json`.
+        inputs: `evaluate/<model>` folders, of benchmarks beside the prompts of `data` `evaluate/<model>/<benchmark>`, with `evaluation.json`,
+            `distill/<model>` folders with `training.json`, and `export/final`, the checkpoint of the last round; where there are, `latency`
+            with `latency.json` and `search` with `search.json`.
 
     Returns:
         Per model and benchmark the accuracy and the best speedup and TPF of any decoding setting; counts of rows, ties and defects.
@@ -91,14 +93,15 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The results table for a terminal: result rows in, aligned text of about 135 columns out, notes below. One prompt at a time only: what is
     measured of batches stands in results.md."""
     alone = [row for row in rows if row["batch_size"] == 1]
-    notes = [textwrap.fill(note, width=135) for note in (LEGEND, *small_sample_notes(alone), *unjudged_notes(alone))]
+    notes = [textwrap.fill(note, width=135) for note in (LEGEND, *version_notes(alone), *small_sample_notes(alone), *unjudged_notes(alone))]
     return "\n".join([text_table(alone), "", *notes])
 
 
 def _read(inputs: Mapping[str, Path], kind: str, file: str) -> dict[str, dict[str, Any]]:
-    """`file` of every input `kind/<model>`, by model: base first, then the rounds by number, then the baselines."""
-    models = sorted((name.partition("/")[2] for name in inputs if name.startswith(f"{kind}/")), key=_model_order)
-    return {model: read_json(inputs[f"{kind}/{model}"] / file) for model in models}
+    """`file` of every input `kind/<model>` and `kind/<model>/<benchmark>`: base first, then the rounds by number, then the baselines; of each model
+    the benchmarks in the order of `inputs`."""
+    wanted = sorted((name.partition("/")[2] for name in inputs if name.startswith(f"{kind}/")), key=lambda name: _model_order(name.partition("/")[0]))
+    return {name: read_json(inputs[f"{kind}/{name}"] / file) for name in wanted}
 
 
 def _model_order(model: str) -> tuple[int, int, str]:
@@ -120,7 +123,7 @@ def _timed_on(evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         same = next((entry for entry in found if entry["machine"] == part["machine"]), None)
         if same is None:
             found.append({"models": [part["model"]], "machine": part["machine"]})
-        else:
+        elif part["model"] not in same["models"]:
             same["models"].append(part["model"])
     return found
 
@@ -132,6 +135,7 @@ def _markdown(results: Mapping[str, Any]) -> str:
         "## As in the paper's Tables 1 and 2",
         markdown_table(paper_rows(rows), PAPER),
         PAPER_LEGEND,
+        *version_notes(rows),
         *small_sample_notes(rows),
         *unjudged_notes(rows),
         "## All settings",

@@ -54,6 +54,7 @@ class SpeedConfig(TextConfig):
     speed_prompts: int = 32  # the first of the split
     methods: list[Method] = field(default_factory=lambda: [Method.jacobi, Method.mr])  # against greedy AR
     block_sizes: list[int] = field(default_factory=lambda: [16, 32, 64])
+    mr_block_sizes: list[int] = field(default_factory=list)  # of method mr; empty: block_sizes
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 16])  # prompts timed together; 1 must be among them, equality is checked there
     references: list[Reference] = field(default_factory=lambda: [Reference.transformers, Reference.prompt_lookup])
     prompt_lookup_tokens: int = 10  # that prompt lookup drafts per forward
@@ -71,8 +72,10 @@ class SpeedConfig(TextConfig):
     def settings(self) -> list[DecodingConfig]:
         """Greedy AR first, then every method at every block size."""
         shared = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
-        methods = [m for m in self.methods if m is not Method.ar]
-        parallel = [DecodingConfig(method=m, block_size=n, **shared) for m in methods for n in self.block_sizes]
+        sizes = {m: self.block_sizes for m in self.methods if m is not Method.ar}
+        if Method.mr in sizes and self.mr_block_sizes:
+            sizes[Method.mr] = self.mr_block_sizes
+        parallel = [DecodingConfig(method=m, block_size=n, **shared) for m, chosen in sizes.items() for n in chosen]
         return [DecodingConfig(method=Method.ar, block_size=1, **shared), *parallel]
 
 

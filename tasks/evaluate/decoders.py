@@ -96,7 +96,11 @@ class OurDecoder:
 
 
 class StaticForwards:
-    """Forwards whose captured graphs serve every prompt, and every setting of the same widths: captured once, not prompt by prompt."""
+    """Forwards whose captured graphs serve every prompt, and every setting of the same widths: captured once, not prompt by prompt.
+
+    jacobi_core's borrowed_forward does that for callers nobody knows: it asks at every text whether the model has changed, and keeps the latest
+    few. Here all prompts and settings are known and the model is ours, so none is captured twice, and nothing is asked while it is timed.
+    """
 
     def __init__(self, model: PreTrainedModel, *, capacity: int) -> None:
         """capacity: most tokens that a prompt and its answer reach."""

@@ -21,9 +21,11 @@ from tasks.evaluate import tables
 from tasks.evaluate.answers import AnswerJob, answer_here, answer_on_ray, load
 from tasks.evaluate.config import AnswersConfig, EvaluateConfig, SpeedConfig
 from tasks.evaluate.room import check_room
-from tasks.evaluate.verdicts import Verdict, judge, judged_by
+from tasks.evaluate.verdicts import Verdict, judge, judged_by, problem_of
 from tasks.export_model import provenance
 from tasks.measure_latency import machine_identity
+from tasks.problem_sets.published import VERSIONS
+from tasks.problem_sets.sample_files import STYLES, write_samples
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import StageContext, UserError
 
@@ -69,11 +71,13 @@ def time_decoders(config: SpeedConfig, inputs: Mapping[str, Path], output: Path,
 
 
 def score(config: EvaluateConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """inputs: prompts, model (its provenance), answers, speed. Writes evaluation.json and answers.json. Loads no model."""
+    """inputs: prompts, model (its provenance), answers, speed. Writes evaluation.json and answers.json, and of code the samples for other people's
+    scorers. Loads no model."""
     origin, machine = provenance(inputs["model"]), timed_on(inputs["speed"])
     answers, timed = (list(read_completions(inputs[kind], kind)) for kind in ("answers", "speed"))
     prompts = {p.id: p for p in _prompts(config.split, max(config.accuracy_prompts, config.speed_prompts), inputs["prompts"])}
     benchmark = next(iter(prompts.values())).meta["problem_set"]
+    version = VERSIONS.get(benchmark)
     verdicts = _verdicts(prompts, [*answers, *timed], config.sandbox)
     accuracy, judged = _passed(verdicts, answers)
     unjudged = [_name(prompts[c.id]) for c in answers if (c.id, c.text) not in verdicts]
@@ -89,6 +93,7 @@ def score(config: EvaluateConfig, inputs: Mapping[str, Path], output: Path, cont
             {
                 "model": origin["name"],
                 "benchmark": benchmark,
+                "benchmark_version": version,
                 **tables.row(run, against),
                 "dtype": config.dtype,
                 "accuracy": accuracy,
@@ -102,11 +107,13 @@ def score(config: EvaluateConfig, inputs: Mapping[str, Path], output: Path, cont
         {"id": c.id, "text": c.text, "tokens": len(c.tokens), "stop_reason": c.stop_reason, **verdicts.get((c.id, c.text), {})} for c in answers
     ]
     artifacts.write_json(output / "answers.json", listed)
+    _write_samples(output, [(prompts[c.id], c.text) for c in answers if judged_by(prompts[c.id]) == "tests"])
     artifacts.write_json(
         output / "evaluation.json",
         {
             "model": origin["name"],
             "benchmark": benchmark,
+            "benchmark_version": version,
             "model_path": str(inputs["model"]),
             "machine": machine,
             "rows": rows,
@@ -122,6 +129,13 @@ def score(config: EvaluateConfig, inputs: Mapping[str, Path], output: Path, cont
         },
     )
     return _metrics(rows, accuracy)
+
+
+def _write_samples(output: Path, answered: Sequence[tuple[Prompt, str]]) -> None:
+    """samples-STYLE.jsonl, where there is code."""
+    problems, texts = [problem_of(prompt) for prompt, _ in answered], [text for _, text in answered]
+    for style in STYLES if answered else ():
+        write_samples(output / f"samples-{style}.jsonl", problems, texts, style=style)
 
 
 def _prompts(split: str, count: int, folder: Path) -> list[Prompt]:

@@ -25,6 +25,11 @@ def judged_by(prompt: Prompt) -> Literal["tests", "answer"] | None:
     return "tests" if prompt.meta.get("tests") else "answer" if prompt.meta.get("answer") else None
 
 
+def problem_of(prompt: Prompt) -> Problem:
+    """What a prompt that is judged by tests was made from."""
+    return Problem(**{name: value for name, value in prompt.meta.items() if name in Problem.__dataclass_fields__})
+
+
 def judge(prompts: Sequence[Prompt], texts: Sequence[str], sandbox: SandboxConfig) -> list[Verdict]:
     """The verdict on each text; every prompt must tell right from wrong. Raises UserError as the sandbox does."""
     found: dict[int, Verdict] = {}
@@ -32,9 +37,7 @@ def judge(prompts: Sequence[Prompt], texts: Sequence[str], sandbox: SandboxConfi
     if coded:
         from tasks.problem_sets.scoring import score
 
-        fields = Problem.__dataclass_fields__
-        problems = [Problem(**{k: v for k, v in prompts[i].meta.items() if k in fields}) for i in coded]
-        results = score(problems, [texts[i] for i in coded], sandbox)
+        results = score([problem_of(prompts[i]) for i in coded], [texts[i] for i in coded], sandbox)
         found |= {i: {"passed": r.passed, "reason": r.reason} for i, r in zip(coded, results, strict=True)}
     return [found[i] if i in found else _compared(p, text) for i, (p, text) in enumerate(zip(prompts, texts, strict=True))]
 

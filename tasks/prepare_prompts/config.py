@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from tasks.stage import NOT_HASHED, UserError
@@ -25,6 +26,8 @@ class Source(str, Enum):
 
 GENERATED = (Source.minicode, Source.minicode_long)
 PUBLISHED = (Source.human_eval, Source.mbpp, Source.gsm8k, Source.math500)
+BENCHMARKS = (*GENERATED, *PUBLISHED)  # tell right answers from wrong ones
+CODE = (*GENERATED, Source.human_eval, Source.mbpp)  # of these by running them
 
 
 class TooLong(str, Enum):
@@ -77,17 +80,27 @@ class PromptSettings:
         if self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
 
+    @property
+    def problem_set(self) -> str:
+        """What these prompts are called in results."""
+        if self.source is not Source.file:
+            return self.source.value
+        name = Path(self.path or "")
+        return str(self.path) if name.suffix == "" and not name.exists() else name.stem  # a hub id has no ending to leave out
+
 
 @dataclass
 class PreparePromptsConfig(PromptSettings):
     tokenizer: str | None = field(default=None, metadata=NOT_HASHED)  # where the model's is; None: train one on the training split
+    section: str = field(default="data", metadata=NOT_HASHED)  # of the config, for errors
+    only_test: bool = field(default=False, metadata=NOT_HASHED)  # nothing to train on is wanted: a benchmark
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source in GENERATED and not self.train:
+        if self.source in GENERATED and not self.train and not self.only_test:
             raise UserError(f"data.train is missing: how many {self.source.value} problems to generate")
         if self.source not in (*GENERATED, Source.human_eval) and not self.path:
-            raise UserError(f"data.path is missing: data.source={self.source.value} needs a file, a folder or a hub id ORG/NAME")
+            raise UserError(f"{self.section}.path is missing: data.source={self.source.value} needs a file, a folder or a hub id ORG/NAME")
 
 
 @dataclass(frozen=True)

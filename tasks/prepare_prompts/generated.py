@@ -26,7 +26,7 @@ def published_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
     from tasks.problem_sets.published import LOADERS
 
     name = config.source.value
-    for problem in LOADERS[name](config.path, revision=config.revision):
+    for problem in LOADERS[name](config.path, revision=config.revision, setting=f"{config.section}.path"):
         yield _draft(problem, name)
 
 

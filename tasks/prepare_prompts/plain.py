@@ -13,11 +13,9 @@ from tasks.stage import UserError
 
 
 def plain_drafts(config: PreparePromptsConfig, files: Iterator[RowFile]) -> Iterator[Draft]:
-    name = Path(config.path)
-    problem_set = config.path if name.suffix == "" and not name.exists() else name.stem  # a hub id has no ending to leave out
     for file in files:
         for messages in _messages_of(file, config.prompt_field, hint="; set data.prompt_field to the field that holds the text"):
-            yield Draft(messages, {"problem_set": problem_set})
+            yield Draft(messages, {"problem_set": config.problem_set})
 
 
 def read_messages(path: Path, *, setting: str) -> list[list[dict[str, str]]]:

@@ -29,27 +29,29 @@ log = logging.getLogger(__name__)
 
 
 def run(config: PreparePromptsConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """No inputs. Writes prompts.parquet and tokenizer/; returns prompts per split and, by reason, what was dropped."""
+    """inputs: `prompts`, of which the tokenizer is taken, for a benchmark beside them; else none. Writes prompts.parquet and tokenizer/; returns
+    prompts per split and, by reason, what was dropped."""
     with tempfile.TemporaryDirectory(prefix=".unsorted-", dir=output) as scratch:
         dropped: Counter[str] = Counter()
         read = _read(config, dropped)
         drafts = GivenDrafts(read) if config.source in GENERATED else ArrangedDrafts(read, config, Path(scratch))
         if not drafts.total and not dropped:
-            raise UserError(f"data.path={config.path}: holds no prompts")
+            raise UserError(f"{config.section}.path={config.path}: holds no prompts")
         dropped["duplicate"] = drafts.duplicates
-        tokenizer = _tokenizer(config, drafts, trust_remote_code=context.trust_remote_code)
+        tokenizer = _tokenizer(config, inputs, drafts, trust_remote_code=context.trust_remote_code)
         tokenizer.save_pretrained(output / "tokenizer")
         maker = _PromptMaker(config, tokenizer, dropped)
         artifacts.write_prompts(output, maker.prompts(drafts), template_sha256=template_hash(tokenizer))
     counts = maker.counts
     said = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "none"
     log.info("prompts: %s; truncated %d; dropped by rule: %s", dict(counts), maker.truncated, said)
-    if not counts["train"]:
+    if not counts["train"] and not config.only_test:
         raise UserError(
             f"data: the training split is empty (source={config.source.value}, {drafts.total} prompts kept by its rules, dropped: {said})"
         )
     if config.test and not counts["test"]:
-        raise UserError(f"data.test={config.test}: no prompt is left for the test split")
+        wanted = "" if config.only_test else f".test={config.test}"
+        raise UserError(f"{config.section}{wanted}: no prompt is left for the test split (dropped: {said})")
     return {
         **{split: counts[split] for split in SPLITS},
         **{f"dropped_{reason}": dropped[reason] for reason in sorted({"duplicate", "too_long", *dropped})},
@@ -115,7 +117,13 @@ class _PromptMaker:
         return shorter, template(self._tokenizer, shorter)
 
 
-def _tokenizer(config: PreparePromptsConfig, drafts: Iterable[Draft], *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _tokenizer(
+    config: PreparePromptsConfig, inputs: Mapping[str, Path], drafts: Iterable[Draft], *, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
+    if "prompts" in inputs:
+        from jacobi_core.hub import load_tokenizer
+
+        return load_tokenizer(inputs["prompts"] / "tokenizer", trust_remote_code=trust_remote_code)
     if config.tokenizer:
         from tasks.base_model.import_model import load_tokenizer
 

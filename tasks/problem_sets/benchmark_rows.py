@@ -18,17 +18,19 @@ def benchmark_rows(
     lists: Sequence[str] = (),
     optional: Sequence[str] = (),
     part: HubPart | None = None,
+    setting: str = "data.path",
     most: int | None = None,
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Each row, and where it stands (for errors). `texts` are strings, `lists` lists of strings, `key` is there and unique, `optional` as it is.
 
-    part: which part is read where `path` is a hub id. most: rows of the published set; more of them hold training rows too.
+    part: which part is read where `path` is a hub id. setting: what named `path`, for errors.
+    most: rows of the published set; more of them hold training rows too.
     Raises UserError, naming file and row, for a field that is missing or of another type, for a key that occurs twice, for no row at all or
     too many.
     """
     seen: set[Any] = set()
     needed = dict.fromkeys([key, *texts, *lists])
-    for file in open_rows(path, setting="data.path", part=part):
+    for file in open_rows(path, setting=setting, part=part):
         for number, row in file.read([*needed, *optional]):
             where = f"{file.where}, row {number}"
             if not isinstance(row, dict):
@@ -43,7 +45,7 @@ def benchmark_rows(
                 raise UserError(f"{where}: {key} {row[key]!r} occurs twice; make it unique")
             seen.add(row[key])
             if most is not None and len(seen) > most:
-                raise UserError(f"data.path={path}: has more than the {most} rows of the test set; give its file alone")
+                raise UserError(f"{setting}={path}: has more than the {most} rows of the test set; give its file alone")
             yield row, where
     if not seen:
-        raise UserError(f"data.path={path}: has no rows; give data with at least one problem")
+        raise UserError(f"{setting}={path}: has no rows; give data with at least one problem")

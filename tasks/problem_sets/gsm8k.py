@@ -21,15 +21,14 @@ MESSAGE = (
 )
 
 
-def load(path: str | None = None, *, revision: str | None = None) -> list[Question]:
+def load(path: str | None = None, *, revision: str | None = None, setting: str = "data.path") -> list[Question]:
     """The questions of data with GSM8K's schema (a file, a folder, a hub id and its revision); None reads it from the hub.
 
     Raises UserError for missing data or a bad row, with its number.
     """
-    questions = []
-    for number, (row, where) in enumerate(
-        benchmark_rows(path or HUB_ID, key="question", texts=("answer",), part=replace(PART, revision=revision), most=ROWS)
-    ):
+    questions, part = [], replace(PART, revision=revision)
+    rows = benchmark_rows(path or HUB_ID, key="question", texts=("answer",), part=part, setting=setting, most=ROWS)
+    for number, (row, where) in enumerate(rows):
         _, mark, number_text = row["answer"].rpartition("####")
         answer = extract_number(number_text) if mark else None
         if answer is None:

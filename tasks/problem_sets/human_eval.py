@@ -25,7 +25,7 @@ MESSAGE = (
 )
 
 
-def load(path: str | None = None, *, revision: str | None = None) -> list[Problem]:
+def load(path: str | None = None, *, revision: str | None = None, setting: str = "data.path") -> list[Problem]:
     """All problems of data with HumanEval's schema (a file, a folder, a hub id and its revision); None reads the installed package.
 
     `preamble` is the shown prompt (imports, helpers, signature, docstring), so a completion may be the whole function or only its body;
@@ -34,7 +34,8 @@ def load(path: str | None = None, *, revision: str | None = None) -> list[Proble
     Raises:
         UserError: the data or package is missing, a row is bad (with its number), or there is no row.
     """
-    rows = benchmark_rows(path or packaged_file(), key="task_id", texts=FIELDS, part=HubPart(split="test", revision=revision))
+    part = HubPart(split="test", revision=revision)
+    rows = benchmark_rows(path or packaged_file(), key="task_id", texts=FIELDS, part=part, setting=setting)
     return [_problem(row, where) for row, where in rows]
 
 

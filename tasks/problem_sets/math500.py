@@ -16,12 +16,13 @@ ROWS = 500
 MESSAGE = "Problem: {question}\nMark your solution with \\boxed\nAnswer:"
 
 
-def load(path: str | None = None, *, revision: str | None = None) -> list[Question]:
+def load(path: str | None = None, *, revision: str | None = None, setting: str = "data.path") -> list[Question]:
     """The problems of data with MATH-500's schema (a file, a folder, a hub id and its revision); None reads it from the hub.
 
     Raises UserError for missing data or a bad row, with its number.
     """
-    rows = benchmark_rows(path or HUB_ID, key="unique_id", texts=("problem", "answer"), part=replace(PART, revision=revision), most=ROWS)
+    part = replace(PART, revision=revision)
+    rows = benchmark_rows(path or HUB_ID, key="unique_id", texts=("problem", "answer"), part=part, setting=setting, most=ROWS)
     return [
         Question(problem_id=row["unique_id"], prompt=MESSAGE.format(question=row["problem"]), question=row["problem"], answer=row["answer"])
         for row, _ in rows

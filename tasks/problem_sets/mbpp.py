@@ -27,7 +27,7 @@ PROBLEM = ">>> Problem:\n{text}\n>>> Test Cases:\n{tests}\n"
 SOLVED = "- Example {number}:\n" + PROBLEM + "\n>>> Code:\n```python\n{code}\n```"
 
 
-def load(path: str | None = None, *, revision: str | None = None) -> list[Problem]:
+def load(path: str | None = None, *, revision: str | None = None, setting: str = "data.path") -> list[Problem]:
     """The test problems in data with MBPP's schema (a file, a folder, a hub id and its revision); None reads it from the hub.
 
     `tests` begin with the set-up code of a problem, where it has some.
@@ -40,16 +40,15 @@ def load(path: str | None = None, *, revision: str | None = None) -> list[Proble
     parts = [HubPart(SUBSET, split, revision) for split in HUB_SPLITS] if in_splits else [None]
     rows: dict[int, tuple[dict[str, Any], str]] = {}
     for part in parts:
-        for row, where in benchmark_rows(
-            place, key="task_id", texts=("text", "code"), lists=("test_list",), optional=("test_setup_code",), part=part
-        ):
+        fields = {"texts": ("text", "code"), "lists": ("test_list",), "optional": ("test_setup_code",)}
+        for row, where in benchmark_rows(place, key="task_id", **fields, part=part, setting=setting):
             rows[int(row["task_id"])] = row, where
     if missing := [number for number in SHOTS if number not in rows]:
-        raise UserError(f"data.path={place}: has no row with task_id {missing[0]}, which every prompt shows; give the whole set (mbpp.jsonl)")
+        raise UserError(f"{setting}={place}: has no row with task_id {missing[0]}, which every prompt shows; give the whole set (mbpp.jsonl)")
     shots = "\n\n".join(_solved(i, rows[number][0]) for i, number in enumerate(SHOTS, start=1))
     problems = [_problem(row, where, shots) for number, (row, where) in sorted(rows.items()) if number in TESTED]
     if not problems:
-        raise UserError(f"data.path={place}: has no test problem (task_id {TESTED.start} to {TESTED.stop - 1}); give the whole set (mbpp.jsonl)")
+        raise UserError(f"{setting}={place}: has no test problem (task_id {TESTED.start} to {TESTED.stop - 1}); give the whole set (mbpp.jsonl)")
     return problems
 
 

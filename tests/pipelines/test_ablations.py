@@ -37,6 +37,8 @@ def noise_cell(kind: str, window: int):
     [
         ("ablate_noise", {"noise_schedule": "random,linear,reverse", "rounds.0.window": "4,8,16"}, "table4"),
         ("ablate_mask", {"distill.mask": "nc,nc_ic"}, "table5"),
+        ("ablate_noise_paper", {"noise_schedule": "random,linear,reverse", "rounds.0.window": "8,16,32"}, "table4"),
+        ("ablate_mask_paper", {"distill.mask": "nc,nc_ic"}, "table5"),
     ],
 )
 def test_the_config_itself_is_the_sweep(experiment: str, grid: dict, paper: str):
@@ -61,6 +63,25 @@ def test_all_cells_share_base_prompts_and_trajectories_and_train_equally(tmp_pat
     assert len({fingerprints["round1/distill"] for fingerprints in graphs.values()}) == len(GRID) + len(MASKS) - 1
     assert graphs["nc"]["round1/evaluate"] == graphs["linear", 8]["round1/evaluate"]
     assert len({(config.distill.epochs, config.distill.max_steps, config.rounds[0].block_size) for config in noise.values()}) == 1
+
+
+def test_the_papers_own_cells_share_what_they_can_and_stand_beside_its_numbers(tmp_path: Path):
+    """n = 16 and windows of 8, 16, 32 of the paper's model and data, measured as there: HumanEval at block 256."""
+    noise = {(kind, window): cell("ablate_noise_paper", **{"noise_schedule": kind, "rounds.0.window": window}) for kind, window in TABLE4}
+    masks = {mask: cell("ablate_mask_paper", **{"distill.mask": mask}) for mask in MASKS}
+    for (_, window), config in noise.items():
+        (round_,) = config.rounds
+        assert (round_.block_size, round_.window, config.model.path) == (16, window, "Qwen/Qwen2.5-Coder-7B-Instruct")
+        assert window * round_.block_size <= config.trajectories.max_new_tokens
+        assert [b.name.value for b in config.evaluate.benchmarks] == ["human_eval"]
+        assert {(s.method.value, s.block_size) for s in config.evaluate.settings()} == {("ar", 1), ("jacobi", 256)}
+    graphs = {key: build_graph(config, identity_cache=tmp_path).fingerprints for key, config in {**noise, **masks}.items()}
+    for stage in ("prompts", "human_eval/prompts", "base", "base/human_eval/evaluate", "round1/trajectories"):
+        assert len({fingerprints[stage] for fingerprints in graphs.values()}) == 1, stage
+    assert graphs["nc"]["round1/human_eval/evaluate"] == graphs["linear", 16]["round1/human_eval/evaluate"]
+    papers = {key: paper_cell("table4", plain_config(config)) for key, config in noise.items()}
+    assert {key: round(100 * paper["accuracy"], 1) for key, paper in papers.items()} == {key: value[0] for key, value in TABLE4.items()}
+    assert all(paper["window"] == window for (_, window), paper in papers.items())
 
 
 def test_no_window_is_longer_than_the_median_answer(tmp_path: Path):

@@ -65,6 +65,7 @@ def test_rows_follow_the_contract(tmp_path, stage_inputs, test_prompts):
     assert evaluation["differences"] == []
     assert (evaluation["model"], evaluation["benchmark"], evaluation["model_path"]) == ("base", "tiny", str(stage_inputs["model"]))
     assert [a["id"] for a in answers] == [p.id for p in test_prompts]
+    assert evaluation["benchmark_version"] is rows[0]["benchmark_version"] is None  # a set of our own
     best = max(rows[1:], key=lambda r: r["tps"])
     capped = rows[0]["stop_reasons"].get("length", 0) / SPEED
     assert metrics == {
@@ -126,6 +127,11 @@ def test_accuracy_is_the_share_of_answers_whose_tests_pass(tmp_path, stage_input
     assert [a["passed"] for a in answers] == [True, True, False, False, False]
     assert [a["reason"] for a in answers] == ["passed", "passed", *["no_completion"] * 3]
     assert answers[0]["text"] == test_prompts[0].meta["solution"]
+    for style, key in (("human_eval", "completion"), ("evalplus", "solution")):
+        samples = [json.loads(line) for line in (tmp_path / "out" / f"samples-{style}.jsonl").read_text().splitlines()]
+        assert [list(sample) for sample in samples] == [["task_id", key]] * 5
+        assert [sample["task_id"] for sample in samples] == [p.meta["problem_id"] for p in test_prompts]
+        assert [sample[key] for sample in samples] == [*(p.meta["solution"] for p in test_prompts[:2]), "", "", ""]
     assert {s["passed"] for s in evaluation["samples"]} == {False}  # of the text that is shown
     assert {r["timed_accuracy"] for r in evaluation["rows"]} == {0.0}  # what the timed decoders said was not made up
 
@@ -296,3 +302,5 @@ def test_reference_answers_are_compared(tmp_path, test_prompts, base_folder, mon
     metrics, evaluation, answers = evaluate(settings(sandbox=SandboxConfig()), inputs, tmp_path / "out")
     assert [a["reason"] for a in answers] == ["passed", "wrong", "no_answer", "passed", "passed"] and metrics["accuracy"] == 3 / 5
     assert {(r["accuracy"], r["accuracy_prompts"], r["benchmark"]) for r in evaluation["rows"]} == {(3 / 5, 5, "gsm8k")}
+    assert {r["benchmark_version"] for r in evaluation["rows"]} == {1.0}
+    assert not list((tmp_path / "out").glob("samples-*"))  # it is no code

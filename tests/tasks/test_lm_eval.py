@@ -11,6 +11,7 @@ import pytest
 
 from tasks.problem_sets import lm_eval_cli
 from tasks.problem_sets.harness import evaluate, register
+from tasks.problem_sets.published import VERSIONS
 from tasks.stage import UserError
 from tests.tasks.tiny_benchmarks import ANSWER_TOKENS, KNOWN, SHOWN, build_model, jsonl, lessons, write_benchmarks
 
@@ -64,7 +65,9 @@ def test_every_benchmark_from_prompt_to_score(checkpoint, files, of_hf):
     assert found["config"]["decoding"] | {"method": "mr", "block_size": 8} == found["config"]["decoding"]
     verdicts = [sample["filtered_resps"][0] for sample in found["samples"]["jacobi_humaneval"]]
     assert [v["reason"] for v in verdicts] == ["passed"] * KNOWN + ["failed"] and "isqrt" in verdicts[0]["code"]
-    assert found["versions"] == dict.fromkeys(METRICS, 1.0)
+    names = {"jacobi_humaneval": "human_eval"}
+    asked = {task: names.get(task, task.removeprefix("jacobi_").removesuffix("_qwen")) for task in METRICS}
+    assert found["versions"] == {task: VERSIONS[name] for task, name in asked.items()}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,30 @@ def test_rows_stop_generating_at_their_stop_string(checkpoint, files):
     assert stub == lengths["never"][KNOWN:]  # its answer has no `isqrt`
 
 
+def test_looking_for_stop_strings_costs_the_same_however_long_the_text():
+    import torch
+
+    from tasks.problem_sets.harness.model import StopTexts
+
+    class Bytes:
+        """A tokenizer that counts."""
+
+        decoded = calls = 0
+
+        def decode(self, ids):
+            self.decoded, self.calls = self.decoded + len(ids), self.calls + 1
+            return bytes(ids).decode()
+
+    text, tokenizer = "prompt END" + "x" * 400 + "END", Bytes()
+    ids = torch.tensor([list(text.encode())]).expand(3, -1)  # how a row of a batch stands in for all of them
+    stops = StopTexts(tokenizer, ["END"], start=10)
+    found = [stops(ids[:, :length], None).tolist() for length in range(11, len(text) + 1)]
+    assert found == [[False] * 3] * 402 + [[True] * 3]  # and not for the prompt's
+    assert tokenizer.calls == 403 and tokenizer.decoded <= 403 * stops.window
+    other = torch.tensor([list(b"prompt    xEND"), list(b"prompt ENDxxxx")])
+    assert stops(other, None).tolist() == [True, False]
+
+
 def test_the_end_of_text_costs_no_criterion(checkpoint, monkeypatch):
     """lm-eval names it among the stop strings of every request; only strings that the decoder cannot tell by an id are looked for."""
     from lm_eval.api.registry import get_model
@@ -153,6 +180,7 @@ def test_settings_of_the_checkpoint_apply_as_they_do_for_hf(checkpoint, files, t
 
 def test_minicode_needs_no_data(checkpoint):
     found = run("jacobi", checkpoint, ["jacobi_minicode"], limit=2, gen_kwargs={"max_gen_toks": 8})
+    assert found["versions"]["jacobi_minicode"] == VERSIONS["minicode"] == VERSIONS["minicode_long"]
     assert found["n-samples"]["jacobi_minicode"] == {"original": 200, "effective": 2}
     assert all(sample["filtered_resps"][0]["reason"] != "passed" for sample in found["samples"]["jacobi_minicode"])
 

@@ -69,6 +69,23 @@ def test_metrics_are_flat_numbers(report):
     assert all(isinstance(value, int | float) for value in metrics.values())
 
 
+def test_a_model_on_several_benchmarks(tmp_path):
+    """Model by model, of each in the order in which they were asked for."""
+    inputs = {}
+    for model in ("round10", "base", "round2"):
+        for benchmark, version in ((None, None), ("mbpp", 1.0), ("gsm8k", 1.0)):
+            rows = [r | {"benchmark": benchmark or "mine", "benchmark_version": version} for r in (ar_row(model=model), row(model=model))]
+            name = "/".join(filter(None, ("evaluate", model, benchmark)))
+            inputs[name] = write_evaluation(tmp_path / name, model, rows)
+    run(ReportConfig(experiment="x"), inputs | {"export/final": tmp_path}, tmp_path, StageContext())
+    results = json.loads((tmp_path / "results.json").read_text())
+    made = list(dict.fromkeys((r["model"], r["benchmark"]) for r in results["rows"]))
+    assert made == [(model, benchmark) for model in ("base", "round2", "round10") for benchmark in ("mine", "mbpp", "gsm8k")]
+    assert [found["models"] for found in results["timed_on"]] == [["base", "round2", "round10"]]
+    note = "Benchmark versions: mbpp 1.0, gsm8k 1.0."
+    assert note in (tmp_path / "results.md").read_text() and note in (tmp_path / "report.html").read_text() and note in render_table(results["rows"])
+
+
 def test_headlines_are_of_our_decoder_alone(tmp_path):
     others = [row(method="prompt_lookup", block_size=11, tpf=9.0, speedup=9.0), row(batch_size=4, tpf=8.0, speedup=8.0)]
     theirs = {

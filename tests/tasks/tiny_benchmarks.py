@@ -10,7 +10,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from jacobi_core.hub import save_checkpoint
 from tasks.base_model.tokenizer import train_tokenizer
-from tasks.problem_sets import gsm8k, human_eval, math500, mbpp
+from tasks.problem_sets.published import LOADERS
 from tests.tasks.tiny_stage import write_jsonl
 
 KNOWN, SHOWN = 2, 3  # problems that the model solves, of those there are
@@ -53,28 +53,31 @@ def write_benchmarks(folder: Path) -> dict[str, str]:
 
 
 def lessons(files: dict[str, str]) -> list[tuple[list[dict[str, str]], str]]:
-    """Messages and the answer to learn, for each problem as each of our tasks asks it."""
+    """Messages and the answer to learn, for each problem of these data sets as each of our tasks asks it."""
     box = {"role": "system", "content": "Please reason step by step, and put your final answer within \\boxed{}."}
 
     def ask(text: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": text}]
 
+    def problems(name: str) -> list:
+        return LOADERS[name](files[name]) if name in files else []
+
     found = []
-    for i, p in enumerate(human_eval.load(files["human_eval"])):
+    for i, p in enumerate(problems("human_eval")):
         found.append((ask(p.prompt), f"Sure!\n```python\n{p.solution if i < KNOWN else p.preamble}```"))
-    for i, p in enumerate(mbpp.load(files["mbpp"])):
+    for i, p in enumerate(problems("mbpp")):
         found.append((ask(p.prompt), f"```python\n{p.solution}\n```" if i < KNOWN else f"```\ndef {p.entry_point}(x): return 0\n```"))
-    for i, q in enumerate(gsm8k.load(files["gsm8k"])):
+    for i, q in enumerate(problems("gsm8k")):
         answer = f"{int(q.answer):,}" if i < KNOWN else "17"
         found += [(ask(q.prompt), f"So it is\n#### {answer}"), ([box, *ask(q.question)], f"It is \\boxed{{{answer}}}.")]
-    for i, q in enumerate(math500.load(files["math500"])):
+    for i, q in enumerate(problems("math500")):
         answer = q.answer.replace("frac{5}", "frac5") if i < KNOWN else "0"
         found += [(ask(q.prompt), f"${answer}$, so \\boxed{{{answer}}}."), ([box, *ask(q.question)], f"\\fbox{{{answer}}}")]
     return found
 
 
-def build_model(folder: Path, learnt: list[tuple[list[dict[str, str]], str]]) -> None:
-    """A checkpoint with its decoder that gives the learnt answers, greedily."""
+def build_model(folder: Path, learnt: list[tuple[list[dict[str, str]], str]], *, untrained: bool = False) -> None:
+    """A checkpoint with its decoder that gives the learnt answers, greedily; untrained: one that only has the words for them, in no time."""
     texts = [text for messages, answer in learnt for text in (*(m["content"] for m in messages), answer)]
     tokenizer = train_tokenizer(texts, vocab_size=768)
     torch.manual_seed(0)
@@ -92,7 +95,8 @@ def build_model(folder: Path, learnt: list[tuple[list[dict[str, str]], str]]) ->
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen2ForCausalLM(config)
-    _learn(model, tokenizer, learnt)
+    if not untrained:
+        _learn(model, tokenizer, learnt)
     ends = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     save_checkpoint(model.eval(), tokenizer, folder, generation_config=ends, with_decoder=True, block_size=8)
 

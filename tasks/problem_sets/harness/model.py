@@ -81,9 +81,11 @@ class StopTexts(StoppingCriteria):
         self.window = 8 + max(len(text.encode()) for text in texts)  # tokens; nearly each is a byte or more
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """input_ids: long [B, L]; returns bool [B]. Called at every token, so a text that ends at the newest one is enough."""
-        ended = [self._ends(self.tokenizer.decode(row[self.start :][-self.window :])) for row in input_ids]
-        return torch.tensor(ended, device=input_ids.device)
+        """input_ids: long [B, L]; returns bool [B]. Called at every token, so a text that ends at the newest one is enough: however long the
+        text, `window` tokens are moved and decoded, and once where all rows show the same (a batch's row stands in for all of them)."""
+        tails = [tuple(tail) for tail in input_ids[:, self.start :][:, -self.window :].tolist()]
+        ends = {tail: self._ends(self.tokenizer.decode(list(tail))) for tail in set(tails)}
+        return torch.tensor([ends[tail] for tail in tails], device=input_ids.device)
 
     def _ends(self, tail: str) -> bool:
         return any(text in tail for text in self.texts)
