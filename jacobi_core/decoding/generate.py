@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.stats import Generation
 from jacobi_core.decoding.text import Chain, Text, Verdict
 from jacobi_core.decoding.tokens import TokenRules
+
+NOT_FINITE = "not finite"  # stop_reason of a guarded text whose logits broke
 
 
 def generate(
@@ -77,6 +79,7 @@ class _Row:
     choose: Chooser
     streamer: BaseStreamer | None
     padding: list[int]
+    guarded: bool
 
     @classmethod
     def make(
@@ -91,23 +94,30 @@ class _Row:
         streamer: BaseStreamer | None = None,
         padding: Sequence[int] = (),
         pace: Pace | None = None,
+        stops: Callable[[Sequence[int]], int | None] | None = None,
+        guarded: bool = False,
     ) -> _Row:
-        """prompt: long [L]. padding: what processors and criteria see before it and the model does not, as in a padded batch of transformers'."""
+        """prompt: long [L]. padding: what processors and criteria see before it and the model does not, as in a padded batch of transformers'.
+
+        stops: as for `Text`, in the place of criteria. guarded: end the text, as "not finite", rather than choose from broken logits.
+        """
         before = list(padding)
         if len(prompt) == 0:
             raise ValueError("a prompt needs at least one token")
         check_context(model, len(prompt), config.max_new_tokens)
-        stops = None
         if stopping_criteria:
             stops = _Stops(stopping_criteria, [*before, *prompt.tolist()], more=config.max_new_tokens, device=model.device)
         text = Text(prompt, config, rules or TokenRules.of(model), prompt_id=prompt_id, stops=stops, pace=pace or pace_of(model, config))
         chosen_by = LogitsProcessorList([*(processors or ()), *warpers(config)])
         if streamer is not None:
             streamer.put(prompt.cpu())
-        return cls(text, Chooser(chosen_by, sample=config.temperature > 0, seed=config.seed, prompt_id=prompt_id), streamer, before)
+        return cls(text, Chooser(chosen_by, sample=config.temperature > 0, seed=config.seed, prompt_id=prompt_id), streamer, before, guarded)
 
     def advance(self, chains: Sequence[Chain], logits: torch.Tensor) -> Verdict | None:
         """Choose, verify, commit, stream. None once the text has ended."""
+        if self.guarded and not bool(logits.amax(-1).isfinite().all()):
+            self.text.stats.stop_reason = NOT_FINITE
+            return None
         positions, prefixes = self.text.places(chains, with_prefixes=self.choose.needs_prefix)
         if self.padding and prefixes is not None:
             prefixes = [[*self.padding, *prefix] for prefix in prefixes]
@@ -152,20 +162,26 @@ class _Stops:
         return next((i for i in range(len(commit)) if self._criteria(self._ids[:, : start + i + 1], None).any()), None)
 
 
+def step(forward: Forward, rows: Sequence[_Row]) -> list[Verdict | None]:
+    """One forward for all texts, whatever their methods; what became of each, None where it has ended and `forward` has forgotten it."""
+    with torch.inference_mode():
+        # 1. what may follow each committed text: the refreshed draft, and candidates beside it
+        proposals = [row.text.propose() for row in rows]
+        # 2. one forward over all of them, against one cache
+        logits = forward.logits_of([(row.text.uncached, [c.tokens for c in chains]) for row, chains in zip(rows, proposals, strict=True)])
+        # 3. verify, stop at EOS, the caller's word or the cap, commit
+        verdicts = [row.advance(chains, found) for row, chains, found in zip(rows, proposals, logits, strict=True)]
+        # 4. forget everything but the accepted branches
+        forward.keep([verdict and (verdict.winner, verdict.accepted) for verdict in verdicts])
+    return verdicts
+
+
 def _forwards(forward: Forward, rows: Sequence[_Row]) -> Iterator[None]:
-    """The loop, whatever the method; pauses after every forward. What the caller does then runs outside inference mode."""
+    """The loop of texts that begin together; pauses after every forward. What the caller does then runs outside inference mode."""
     running = list(rows)
     while running:
-        with torch.inference_mode():
-            # 1. what may follow each committed text: the refreshed draft, and candidates beside it
-            proposals = [row.text.propose() for row in running]
-            # 2. one forward over all of them, against one cache
-            logits = forward.logits_of([(row.text.uncached, [c.tokens for c in chains]) for row, chains in zip(running, proposals, strict=True)])
-            # 3. verify, stop at EOS, the caller's word or the cap, commit
-            verdicts = [row.advance(chains, found) for row, chains, found in zip(running, proposals, logits, strict=True)]
-            # 4. forget everything but the accepted branches
-            forward.keep([verdict and (verdict.winner, verdict.accepted) for verdict in verdicts])
-            running = [row for row, verdict in zip(running, verdicts, strict=True) if verdict is not None]
+        verdicts = step(forward, running)
+        running = [row for row, verdict in zip(running, verdicts, strict=True) if verdict is not None]
         yield
 
 

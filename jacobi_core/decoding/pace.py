@@ -81,7 +81,7 @@ class Pace:
 
     def __init__(self, latency: LatencyCurve, *, rows: int = 1) -> None:
         """rows: texts in one forward, each of which feeds about as much."""
-        self._latency, self._rows = latency, rows
+        self._latency, self.rows = latency, rows
         self._widths = Widths()
         self._sources: defaultdict[str, Acceptance] = defaultdict(Acceptance)
 
@@ -119,7 +119,7 @@ class Pace:
                 self._sources[chain.source].observe(count, len(chain.tokens))
 
     def _seconds(self, fed: int, *, chains: int = 1) -> float:
-        return self._latency.at(self._rows * fed) + (self._latency.beside if chains > 1 else 0.0)
+        return self._latency.at(self.rows * fed) + (self._latency.beside if chains > 1 else 0.0)
 
 
 def _gains(survivals: Sequence[float], failing: Sequence[float]) -> list[tuple[int, float]]:

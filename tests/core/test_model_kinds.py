@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from jacobi_core.decoding.batch import BatchForward
+from jacobi_core.decoding.buffered_forward import BufferedForward
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.drafts import ContextDrafts
@@ -146,7 +146,7 @@ def test_the_cache_rolls_back_to_any_length_and_no_other(kind):
     full = model(input_ids=ids, use_cache=False).logits
     for make, refill in (
         (CachedForward, lambda f: f.logits_of([(ids[0].tolist(), [[7, 8], [9]])])),
-        (lambda m: BatchForward(m, 1), lambda f: f(ids)),
+        (BufferedForward, lambda f: f(ids)),
     ):
         for length in (L, L - 1, 1, 0):
             forward = make(model)
