@@ -1,4 +1,4 @@
-"""The stage graph: what depends on what, what is already done, and running the rest in order. Knows nothing of any one stage.
+"""The stage graph: what depends on what, and what is already done. Knows nothing of any one stage; `execute` runs what is not.
 
 The graph is static once the config is composed: every fingerprint is known before anything runs, so a plan can be shown first.
 """
@@ -6,25 +6,15 @@ The graph is static once the config is composed: every fingerprint is known befo
 from __future__ import annotations
 
 import difflib
-import importlib
-import logging
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipelines.store import Manifest, Store, fingerprint, git_sha, plain
-from tasks.stage import ClusterConfig, StageContext, UserError
-
-if TYPE_CHECKING:
-    from pipelines.tracking import Tracker
-
-HEADLINES = 4  # metrics shown in a log line: a stage returns its most telling ones first
-
-log = logging.getLogger(__name__)
+from pipelines.room import Needs
+from pipelines.store import Store, fingerprint, plain
+from tasks.stage import UserError
 
 
 @dataclass(frozen=True)
@@ -39,6 +29,7 @@ class Stage:
     inputs: Mapping[str, str] = field(default_factory=dict)  # input name -> stage id
     external: Mapping[str, Any] = field(default_factory=dict)  # identity of inputs that no stage made, as JSON types
     resumable: bool = False  # finds its own unfinished files in its folder and goes on from there
+    needs: Needs = field(default_factory=Needs)  # of the cluster, and where it may run
 
 
 @dataclass(frozen=True)
@@ -133,70 +124,3 @@ def plan(graph: Graph, store: Store, force: Collection[str] = ()) -> list[Planne
         )
         for stage in graph.stages
     ]
-
-
-def execute(
-    plan: Sequence[PlannedStage], store: Store, tracker: Tracker, cluster: ClusterConfig, *, trust_remote_code: bool = False
-) -> dict[str, Manifest]:
-    """Runs what is not finished, in order; stage id -> manifest. A stage's exception propagates and what is finished stays.
-
-    The store is asked again just before each stage, since another run may have finished it, or removed it, after `plan` looked.
-    """
-    manifests: dict[str, Manifest] = {}
-    for position, planned in enumerate(plan, start=1):
-        stage = planned.stage
-        label = f"[{position}/{len(plan)}] {stage.id}"
-        manifest = None if planned.forced else store.finished(planned.folder)
-        if manifest is None:
-            with store.lock(planned.fingerprint):
-                manifest = None if planned.forced else store.finished(planned.folder)
-                if manifest is None:
-                    manifests[stage.id] = _compute(planned, label, store, tracker, cluster, trust_remote_code)
-                    continue
-        log.info("%s: cached%s", label, _headline(manifest.metrics))
-        with tracker.stage(stage.id, fingerprint=planned.fingerprint, params=manifest.config, cached=True) as run_id:
-            tracker.log_metrics(manifest.metrics, run_id=run_id)
-        manifests[stage.id] = manifest
-    return manifests
-
-
-def _compute(planned: PlannedStage, label: str, store: Store, tracker: Tracker, cluster: ClusterConfig, trust_remote_code: bool) -> Manifest:
-    stage, config = planned.stage, plain(planned.stage.config)
-    log.info("%s: running", label)
-    started, clock = datetime.now(UTC), time.monotonic()
-    with tracker.stage(stage.id, fingerprint=planned.fingerprint, params=config, cached=False) as run_id:
-        try:
-            # A forced stage starts from nothing: its old files would make a resumable one believe that it is done.
-            store.prepare(planned.folder, resume=stage.resumable and not planned.forced)
-            module, _, function = stage.run.partition(":")
-            run = getattr(importlib.import_module(module), function)
-            context = StageContext(report=tracker.reporter(run_id), cluster=cluster, trust_remote_code=trust_remote_code)
-            metrics = run(stage.config, planned.inputs, planned.folder, context)
-        except BaseException as error:
-            log.error("%s: stopped after %.1f s by %s", label, time.monotonic() - clock, type(error).__name__)
-            raise
-        seconds = time.monotonic() - clock
-        numbers = {name: value if isinstance(value, int) else float(value) for name, value in metrics.items()}
-        manifest = Manifest(
-            stage=stage.id,
-            kind=stage.kind,
-            version=stage.version,
-            fingerprint=planned.fingerprint,
-            config=config,
-            upstream=planned.upstream,
-            external=plain(stage.external),
-            metrics=numbers,
-            started=started.isoformat(timespec="seconds"),
-            seconds=round(seconds, 3),
-            mlflow_run_id=run_id,
-            git_sha=git_sha(),
-        )
-        manifest = store.commit(planned.folder, manifest)
-        tracker.log_metrics({**numbers, "seconds": seconds}, run_id=run_id)
-    log.info("%s: done in %.1f s%s", label, seconds, _headline(numbers))
-    return manifest
-
-
-def _headline(metrics: Mapping[str, float]) -> str:
-    shown = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in list(metrics.items())[:HEADLINES]]
-    return f" ({', '.join(shown)})" if shown else ""

@@ -14,15 +14,17 @@ from collections.abc import Iterator
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from pipelines.schema import PipelineConfig
 from tasks.stage import UserError
 
 USER_ERROR = re.compile(rf"^(?:[\w.]+\.)?{UserError.__name__}: (.+)$", re.MULTILINE)
 REMOTE_ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)  # the first in a chain is what went wrong, the others wrap it
 
 
-def config_error(error: HydraException | OmegaConfBaseException) -> str:
-    """Where the mistake is and, for an unknown name, which known ones are near."""
+def config_error(error: HydraException | OmegaConfBaseException, *, inside: str = "") -> str:
+    """Where the mistake is and, for an unknown name, which known ones are near.
+
+    inside: the value that was being set, where that is known; below a list OmegaConf names only the end of it.
+    """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return f"{str(error.missing_cfg_file).replace('/', '=', 1)}: no such config; available: {', '.join(error.options or [])}"
     cause: BaseException = error
@@ -32,13 +34,14 @@ def config_error(error: HydraException | OmegaConfBaseException) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See https")]
         return ": ".join(lines[:2])
     key = re.sub(r"\[(\w+)\]", r".\1", cause.full_key or str(cause.key or "config")).lstrip(".")
+    key = _completed(key, inside)
     message = str(cause).splitlines()[0]
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and dataclasses.is_dataclass(cause.object_type):
         return f"{key}: no such setting; {_nearest(key, cause.object_type)}"
     if message.startswith("Invalid type assigned") and key.rpartition(".")[2].isdecimal():
         return f"{key}: there is no such entry to change; give the list as a whole, as in 'rounds=[{{block_size: 16, window: 4}}]'"
     if message.startswith("Invalid type assigned"):
-        inside = [name for name in _names(PipelineConfig) if name.startswith(f"{key}.")]
+        inside = [name for name in known_settings() if name.startswith(f"{key}.")]
         return f"{key}: is a group of settings, not one value; set one of them: {', '.join(inside[:3])}, ..."
     return f"{key}: {message}"
 
@@ -68,8 +71,27 @@ def _nearest(key: str, group: type) -> str:
     parent, _, name = key.rpartition(".")
     here = [f.name for f in dataclasses.fields(group)]
     near = [f"{parent}.{found}".lstrip(".") for found in difflib.get_close_matches(name, here, n=3)]
-    near += [known for known in _names(PipelineConfig) if known.rpartition(".")[2] == name]
+    near += [known for known in known_settings() if known.rpartition(".")[2] == name]
     return f"nearest: {', '.join(near)}" if near else f"known here: {', '.join(here)}"
+
+
+def _completed(key: str, inside: str) -> str:
+    """The shortest beginning of `inside` that ends in `key`; `key` itself where there is none."""
+    parts = inside.split(".")
+    beginnings = (".".join(parts[: i + 1]) for i in range(len(parts)))
+    return next((whole for whole in beginnings if f".{whole}".endswith(f".{key}")), key)
+
+
+def named_nearest(message: str) -> list[str]:
+    """The settings that a message of `config_error` proposes."""
+    return message.partition("; nearest: ")[2].split(", ") if "; nearest: " in message else []
+
+
+def known_settings() -> Iterator[str]:
+    """Every setting there is, as an override names it."""
+    from pipelines.schema import PipelineConfig  # which tells its mistakes through this module
+
+    return _names(PipelineConfig)
 
 
 def _names(group: type, prefix: str = "") -> Iterator[str]:

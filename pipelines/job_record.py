@@ -22,8 +22,10 @@ class JobRecord:
     overrides: list[str]
     config: Mapping[str, Any] | None = None  # the whole of it; None where it could not be built
     stages: dict[str, str] = field(default_factory=dict)  # id -> folder in the store
-    state: str = "unfinished"  # then "finished" or "failed"
-    error: str | None = None  # one line
+    cached: int = 0  # how many of them were finished before
+    state: str = "unfinished"  # then "finished", "failed", or "skipped" after another job's failure
+    code: int = 0  # exit code of the job alone
+    error: str | None = None  # a line per mistake
 
     def save(self) -> None:
         values = {name: value for name, value in asdict(self).items() if name != "folder"}

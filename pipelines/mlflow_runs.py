@@ -1,47 +1,59 @@
-"""Calls to the MLflow tracking store: open it, start and end a run, write to it. The only module that imports mlflow, and lazily.
+"""The MLflow tracking store: reaching it, its experiment, and runs whose process died. Imports mlflow lazily; `mlflow_writes` records.
 
-Used by `tracking`, which decides what is recorded. Every call names its run id (no fluent API, no active run).
+Every call names its run id (no fluent API, no active run).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
-import re
+import random
+import socket
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from pipelines.process import identity, is_gone
-from pipelines.store import git_sha
-from tasks.stage import UserError
+from pipelines.process import is_gone
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 # Read by mlflow when it is imported. Nothing is sent anywhere; an unreachable server is given up after seconds, not minutes.
 for _name, _value in {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }.items():
     os.environ.setdefault(_name, _value)
 
 PARENT = "mlflow.parentRunId"
-PARAM_LENGTH = 500  # characters; the full config is an artifact
-PARAM_COUNT = 500
-BATCH = 100  # params per request that every MLflow store accepts
+HANDLE = "handle"  # tag of every run: its name before the store has given it an id, so that creating it twice makes one
+PENDING = "pending-"  # what the id of a run begins with that the store does not know yet; the rest is its handle
+LOCKED_FOR = 60.0  # seconds to wait for a database that other processes write to
 
+# Of MlflowException: the store has answered, and asking again would not change the answer.
+REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "BAD_REQUEST", "INVALID_STATE"}
+
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class Away(Exception):
+    """The tracking store cannot be reached now."""
+
+
+class Untold(Exception):
+    """The tracking store has not been told of this run yet."""
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -53,38 +65,85 @@ def absolute(uri: str) -> str:
     return uri if database is None else f"sqlite:///{database}"
 
 
+def check_reachable(uri: str) -> None:
+    """Raises Away without the long wait of a request that nobody answers. A database file is not made: opening it elsewhere would."""
+    database, address = sqlite_path(uri), urlsplit(uri)
+    if database is not None and not database.exists():
+        raise Away(f"no tracking database {database} here")
+    if address.scheme in ("http", "https"):
+        port = address.port or (443 if address.scheme == "https" else 80)
+        if _proxied():
+            return
+        try:
+            socket.create_connection((address.hostname or "", port), timeout=3).close()
+        except OSError as error:
+            raise Away(f"{address.hostname}:{port} does not answer: {error.strerror or error}") from error
+
+
+def _proxied() -> bool:
+    return any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"))
+
+
 @functools.cache
 def connect(tracking_uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # it logs every failed statement at length; we say it in a line
     return MlflowClient(tracking_uri)
 
 
-def open_experiment(uri: str, experiment: str) -> tuple[MlflowClient, str]:
-    """A client and the experiment's id. Creates the database, once however many processes start together, and ends stale runs."""
-    database = sqlite_path(uri)
-    try:
-        if database is not None:
+@dataclass(frozen=True)
+class Connection:
+    """A tracking store and the experiment in it that all our runs belong to. Hashable: what is known of it is kept per process."""
+
+    tracking_uri: str  # absolute
+    experiment: str
+
+    @property
+    def client(self) -> MlflowClient:
+        return connect(self.tracking_uri)
+
+    @property
+    def experiment_id(self) -> str:
+        return _experiment(self)
+
+    def run_id(self, run: str) -> str:
+        """The store's id of a run that may have been made while the store was away. Raises Untold until it has been told of it."""
+        return _told(self, run) if run.startswith(PENDING) else run
+
+    def find(self, handle: str) -> Run | None:
+        found = self.client.search_runs([self.experiment_id], f"tags.`{HANDLE}` = '{handle}'", max_results=1)
+        return found[0] if found else None
+
+    def open(self, *, before_reaping: Callable[[], None]) -> None:
+        """Makes the database, once however many processes start together, and the experiment; ends the runs of dead processes.
+
+        `before_reaping` is called in between: what those runs still had to say about their end comes first.
+        """
+        database = sqlite_path(self.tracking_uri)
+        _experiment.cache_clear()  # another may have been deleted, or the database, since this process last looked
+        if database is None:
+            check_reachable(self.tracking_uri)
+        else:
             database.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that migrate an empty sqlite database, or create one experiment, at the same time break each other.
         with nullcontext() if database is None else FileLock(f"{database}.lock"):
-            client = connect(uri)
-            experiment_id = _experiment(client, experiment, None if database is None else (database.parent / "artifacts").as_uri())
-            _reap(client, experiment_id)
-    except Exception as error:
-        raise UserError(f"paths.tracking_uri={uri}: cannot open experiment {experiment!r}: {first_line(error)}") from error
-    return client, experiment_id
+            patiently(lambda: self.experiment_id)
+            before_reaping()
+            patiently(lambda: reap(self))
 
 
-def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+@functools.cache
+def _experiment(connection: Connection) -> str:
     from mlflow.exceptions import MlflowException
 
+    client, name = connection.client, connection.experiment
     found = client.get_experiment_by_name(name)
     if found is None:
+        database = sqlite_path(connection.tracking_uri)
         try:
-            return client.create_experiment(name, artifact_location=artifacts)
+            return client.create_experiment(name, artifact_location=None if database is None else (database.parent / "artifacts").as_uri())
         except MlflowException:
             found = client.get_experiment_by_name(name)  # on a server, which has no lock of ours, another process may have been first
             if found is None:
@@ -94,9 +153,18 @@ def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     return found.experiment_id
 
 
-def _reap(client: MlflowClient, experiment_id: str) -> None:
+@functools.cache
+def _told(connection: Connection, run: str) -> str:
+    found = connection.find(run.removeprefix(PENDING))
+    if found is None:
+        raise Untold(f"the tracking store does not know run {run}")
+    return found.info.run_id
+
+
+def reap(connection: Connection) -> None:
     """Ends the runs of processes that died without doing so (SIGKILL, power). Sweeps come last: their state follows from their jobs."""
-    gone = [run for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'") if is_gone(run.data.tags)]
+    client, experiment_id = connection.client, connection.experiment_id
+    gone = [run for run in _running(client, experiment_id) if is_gone(run.data.tags)]
     for run in sorted(gone, key=lambda run: run.data.tags.get("kind") == "sweep"):
         if client.get_run(run.info.run_id).info.status != "RUNNING":
             continue  # its process ended it properly between the search and the look for the process
@@ -107,86 +175,14 @@ def _reap(client: MlflowClient, experiment_id: str) -> None:
             client.set_terminated(run.info.run_id, "KILLED")
 
 
-def create_run(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]) -> str:
-    sha = git_sha()
-    commit = {"mlflow.source.git.commit": sha} if sha else {}
-    return client.create_run(experiment_id, run_name=name, tags={**tags, **commit, **identity()}).info.run_id
-
-
-@contextmanager
-def ended(client: MlflowClient, run_id: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        killed = isinstance(error, KeyboardInterrupt | SystemExit)  # Ray turns SIGTERM into its own SystemExit
-        quietly(client.set_terminated, run_id, "KILLED" if killed else "FAILED")
-        quietly(client.set_tag, run_id, "error", f"{type(error).__name__}: {first_line(error)}"[:PARAM_LENGTH])
-        if not killed:
-            quietly(client.log_text, run_id, traceback.format_exc(), "traceback.txt")
-        raise
-    quietly(client.set_terminated, run_id, "FINISHED")
-
-
-def log_params(client: MlflowClient, run_id: str, config: Mapping[str, Any]) -> None:
-    from mlflow.entities import Param
-
-    flat = list(flatten(config).items())
-    if len(flat) > PARAM_COUNT:
-        log.warning("run %s: only the first %d of %d params are logged; config.yaml has all", run_id, PARAM_COUNT, len(flat))
-    params = [Param(_legal(key)[:250], value) for key, value in flat[:PARAM_COUNT]]
-    for start in range(0, len(params), BATCH):
-        quietly(client.log_batch, run_id, params=params[start : start + BATCH])
-
-
-def log_metrics(client: MlflowClient, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-    """A value that is no finite number would spoil its chart (MLflow stores inf as 1.8e308): logged as `<name>.non_finite` = 1."""
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    numbers = [(_legal(name), float(value)) for name, value in metrics.items()]
-    finite = [(name, value) if math.isfinite(value) else (f"{name}.non_finite", 1.0) for name, value in numbers]
-    client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in finite])
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"a": {"b": 1}, "c": [{"d": 2}]} -> {"a.b": "1", "c.0.d": "2"}. Values are cut at PARAM_LENGTH; a list of plain values stays whole."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-            value = dict(enumerate(value))
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            text = str(value)
-            flat[f"{prefix}{key}"] = text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 3] + "..."
-    return flat
-
-
-def _legal(name: str) -> str:
-    """A name every MLflow store accepts."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
-
-
-def quietly(call: Callable, *args: Any, **kwargs: Any) -> None:
-    try:
-        call(*args, **kwargs)
-    except Exception as error:
-        log.warning("not recorded in MLflow: %s", first_line(error))
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def reopen(client: MlflowClient, run_id: str) -> bool:
-    """Sets an ended run RUNNING again; False when the store has no such run."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.update_run(run_id, status="RUNNING")
-    except MlflowException:
-        return False
-    return True
+def _running(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], "attributes.status = 'RUNNING'", page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def settle_sweep(client: MlflowClient, experiment_id: str, sweep_id: str) -> None:
@@ -195,3 +191,37 @@ def settle_sweep(client: MlflowClient, experiment_id: str, sweep_id: str) -> Non
     states = {run.info.status for run in jobs}
     if "RUNNING" not in states:
         client.set_terminated(sweep_id, "FINISHED" if states <= {"FINISHED"} else "FAILED")
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """`call`, again while a database that others write to is locked. It must be one that may be done twice."""
+    deadline = time.monotonic() + LOCKED_FOR
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if "database is locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.05, 0.5))
+
+
+def refused(error: Exception) -> bool:
+    """Whether the store, or our own side, has said no for good; anything else may pass."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        return error.error_code in REFUSALS
+    return isinstance(error, ValueError | TypeError | KeyError | FileNotFoundError | IsADirectoryError) and "requests" not in type(error).__module__
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def said(what: str) -> Iterator[None]:
+    """Nothing in here may cost more than a warning."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: %s", what, first_line(error))

@@ -1,31 +1,36 @@
 """The configuration of a pipeline: structured, so that Hydra refuses unknown keys, and checked as a whole before anything runs.
 
-Defaults live in the stages' own dataclasses; this file only puts them together.
+Defaults live in the stages' own dataclasses; this file only puts them together. What sections must agree on is in checks.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleError, ScheduleShape, check_kind
+from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleShape, check_kind
+from pipelines.checks import mistakes
+from pipelines.estimate import EstimateConfig
+from pipelines.fit import FitConfig, concerns
+from pipelines.sections import Sections
+from pipelines.tracking_settings import TrackingConfig
 from tasks.base_model.stage import BaseModelConfig
-from tasks.cluster import check_workers
 from tasks.distill.config import DistillConfig
-from tasks.distill.data import check_divides
-from tasks.evaluate.config import EvaluateConfig
-from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig, TrajectorySettings
+from tasks.evaluate.benchmarks import EvaluationConfig
+from tasks.generate_trajectories.config import GenerateTrajectoriesConfig, TrajectorySettings
 from tasks.measure_latency import MeasureLatencyConfig
 from tasks.pack_sequences import PackSettings
-from tasks.prepare_prompts import SPLITS, PromptSettings
+from tasks.prepare_prompts.config import PromptSettings
 from tasks.search_decoding.config import SearchDecodingConfig
 from tasks.stage import ClusterConfig, UserError
+
+log = logging.getLogger(__name__)
 
 
 class Baseline(str, Enum):
@@ -39,7 +44,8 @@ class PathsConfig:
     """Where things are written. Relative paths start at the working directory."""
 
     outputs: str = "outputs"  # run folders
-    store: str = "outputs/store"  # finished stages, shared by all runs
+    store: str = "outputs/store"  # finished stages, shared by all runs: a folder (NFS too), or a URI such as s3://bucket/folder
+    work: str | None = None  # folder that stages work in where the store is a URI of object storage; none: `work` in `outputs`
     tracking_uri: str | None = None  # of MLflow; none: a sqlite database in `outputs`
     results: str | None = None  # where a copy of results.json goes
 
@@ -87,12 +93,17 @@ class PipelineConfig:
     trajectories: TrajectorySettings = field(default_factory=TrajectorySettings)
     pack: PackSettings = field(default_factory=PackSettings)
     distill: DistillConfig = field(default_factory=DistillConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     tune: bool = False  # measure this machine's latencies, and search the last model's fastest decoding setting
     latency: MeasureLatencyConfig = field(default_factory=MeasureLatencyConfig)
     search: SearchDecodingConfig = field(default_factory=SearchDecodingConfig)
+    fit: FitConfig = field(default_factory=FitConfig)  # of rounds, caps and budget to the model's own answers
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    estimate: EstimateConfig = field(default_factory=EstimateConfig)  # what the dry run's figures rest on where nothing is measured
     paths: PathsConfig = field(default_factory=PathsConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    fail_fast: bool = False  # of a sweep: no job is started once one has failed
+    keep_going: bool = False  # after a failure, run all that does not need the failed stage; else the run ends at once
     dry_run: bool = False  # print the stage table and stop
     until: str | None = None  # last stage to run, with all it needs
     force: list[str] = field(default_factory=list)  # stages to recompute
@@ -104,60 +115,26 @@ def register() -> None:
 
 
 def build(composed: DictConfig) -> PipelineConfig:
-    """The composed config as dataclasses, checked. Raises UserError naming the field."""
+    """The composed config as dataclasses, checked. Raises UserError with every mistake on a line of its own, each naming its field."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
-    typed = OmegaConf.merge(OmegaConf.structured(PipelineConfig), plain)
-    config = PipelineConfig(**{f.name: _objects(typed[f.name], f.name) for f in dataclasses.fields(PipelineConfig)})
-    check(config)
+    sections = Sections(OmegaConf.merge(OmegaConf.structured(PipelineConfig), plain))
+    config = PipelineConfig(**{f.name: sections.read(f.name) for f in dataclasses.fields(PipelineConfig)})
+    config.cluster.address = cluster_address(config.cluster.address)
+    told = [message for message in mistakes(config) if not sections.unsure(message) and not (config.fit.enabled and concerns(message))]
+    if found := list(dict.fromkeys([*sections.mistakes, *told])):
+        raise UserError("\n".join(found))
     return config
 
 
-def _objects(node: Any, path: str) -> Any:
-    """`node` as dataclasses. What it holds comes first, so that an error can say where it is."""
-    if not OmegaConf.is_config(node):
-        return node
-    for key in range(len(node)) if OmegaConf.is_list(node) else node:
-        _objects(node[key], f"{path}.{key}")
-    try:
-        return OmegaConf.to_object(node)
-    except OmegaConfBaseException:
-        raise
-    except ValueError as error:  # its message begins with the field
-        raise UserError(f"{path}.{str(error).removeprefix(path.rpartition('.')[2] + '.')}") from error
+def check_fitted(config: PipelineConfig) -> None:
+    """What `build` leaves to be told once `fit` has filled in what is open. Raises UserError with every mistake on a line of its own."""
+    if found := list(dict.fromkeys(mistakes(config))):
+        raise UserError("\n".join(found))
 
 
-def check(config: PipelineConfig) -> None:
-    """What no single section can know."""
-    if not config.rounds:
-        raise UserError("rounds: at least one round is needed")
-    try:
-        check_kind(config.noise_schedule)
-    except ScheduleError as error:
-        raise UserError(str(error)) from error
-    try:
-        one_schedule = config.trajectories.collect is Collect.schedule
-        GenerateTrajectoriesConfig(**vars(config.trajectories), schedule=NoiseSchedule() if one_schedule else None)
-    except ValueError as error:
-        raise UserError(f"trajectories.{error}") from error
-    if one_schedule and Baseline.cllm in config.baselines:
-        raise UserError(
-            "trajectories.collect=schedule keeps no states for another schedule, and baselines=[cllm] has one of its own; use collect=all"
-        )
-    splits = {"evaluate.split": config.evaluate.split}
-    if config.tune:
-        splits |= {"search.split": config.search.split, "search.heldout_split": config.search.heldout_split}
-    for setting, split in splits.items():
-        if split not in SPLITS:
-            raise UserError(f"{setting}={split}: there is no such split; choose one of {', '.join(SPLITS)}")
-        if getattr(config.data, split) == 0:
-            what = "evaluate" if setting == "evaluate.split" else "measure"
-            raise UserError(f"data.{split}=0 leaves nothing to {what} on; raise it or choose another {setting}")
-    check_workers(config.cluster)
-    check_divides(config.distill, config.cluster.workers)
-    if config.data.source.value in ("minicode", "minicode_long", "human_eval", "mbpp") and not config.evaluate.sandbox.allow_code_execution:
-        raise UserError(
-            f"evaluate.sandbox.allow_code_execution is false, and data.source={config.data.source.value} is scored by running generated code; "
-            "set it to true to run it in the sandbox"
-        )
-    if config.model.path is None and config.data.source.value not in ("minicode", "minicode_long"):
-        raise UserError("model.path is missing: only data.source=minicode can pretrain its own base; name a folder, hub id or GGUF file")
+def cluster_address(configured: str | None) -> str | None:
+    """Of the cluster to join, None for a local one. What the config leaves open, RAY_ADDRESS decides, as it does for all of Ray's own tools."""
+    address = configured or os.environ.get("RAY_ADDRESS") or None
+    if address and not configured:
+        log.info("cluster.address is not set: joining the Ray cluster of RAY_ADDRESS=%s", address)
+    return None if address == "local" else address

@@ -11,32 +11,57 @@ from typing import Any
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
 from pipelines.dag import Graph, Stage
 from pipelines.own_schedule import schedule_identity
+from pipelines.room import Needs
 from pipelines.schema import Baseline, PipelineConfig, RoundConfig
 from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
 from tasks.carry_decoding import CarryDecodingConfig
 from tasks.distill.config import DistillConfig
-from tasks.evaluate.config import AnswersConfig, SpeedConfig
+from tasks.evaluate.config import AnswersConfig, EvaluateConfig, SpeedConfig
 from tasks.export_model import ExportConfig
 from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
 from tasks.measure_latency import machine_identity
 from tasks.pack_sequences import PackConfig
-from tasks.prepare_prompts.config import GENERATED, PreparePromptsConfig, Source
+from tasks.prepare_prompts.config import GENERATED, PreparePromptsConfig, PromptSettings, Source
 from tasks.problem_sets.human_eval import packaged_file
+from tasks.problem_sets.published import VERSIONS
 from tasks.report import ReportConfig
 from tasks.row_files import data_files, hub_commit, is_hub_id
+from tasks.stage import ClusterConfig
 
 
 def build_graph(config: PipelineConfig, *, identity_cache: Path) -> Graph:
     """All stages of a run. Reads external inputs (model, prompt file) to identify them: raises UserError where they are missing."""
-    return Graph(_stages(config, identity_cache))
+    return Graph(dataclasses.replace(stage, needs=_needs(stage, config.cluster)) for stage in _stages(config, identity_cache))
+
+
+def _needs(stage: Stage, cluster: ClusterConfig) -> Needs:
+    """What `room` describes, by the stage's kind."""
+    settings = stage.config
+    if stage.kind == "distill":
+        return Needs.workers(dataclasses.replace(cluster, workers=cluster.ranks))
+    if stage.kind == "trajectories" or (stage.kind == "answers" and settings.distributed):
+        return Needs.workers(cluster)
+    if stage.kind in ("speed", "latency", "search"):
+        return Needs.timed()
+    if stage.kind == "answer_lengths":
+        return Needs.computing(cluster, here=True)
+    if stage.kind in ("base", "answers"):
+        return Needs.computing(cluster, here=stage.kind == "base" and settings.path is not None)
+    if stage.kind == "evaluate":
+        return Needs(cpus=settings.sandbox.workers)
+    return Needs(here=stage.kind == "prompts")
 
 
 def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
     model = _model_identity(config, identity_cache)
     yield _prompts(config, identity_cache, model)
+    yield from _benchmark_prompts(config, identity_cache)
     base = BaseModelConfig(**{k: v for k, v in _fields(config.model).items() if k != "trust_remote_code"})
     yield Stage("base", "base", 1, "tasks.base_model.stage:run", base, inputs={"prompts": "prompts"}, external={"model": model})
+    if config.fit.enabled:
+        measured = {"prompts": "prompts", "model": "base"}
+        yield Stage("answer_lengths", "answer_lengths", 1, "tasks.measure_answers:run", config.fit.answers, inputs=measured)
     yield from _evaluate(config, "base", model="base")
 
     started_from = "base"
@@ -59,11 +84,12 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
         yield from _evaluate(config, "cllm", model="cllm/export")
 
     trained = [*rounds, *(b.value for b in config.baselines)]
-    inputs = {f"evaluate/{name}": f"{name}/evaluate" for name in ["base", *trained]}
+    evaluated = ["", *(f"/{benchmark.name.value}" for benchmark in config.evaluate.benchmarks)]
+    inputs = {f"evaluate/{name}{what}": f"{name}{what}/evaluate" for name in ["base", *trained] for what in evaluated}
     inputs |= {f"distill/{name}": f"{name}/distill" for name in trained}
     final = f"{rounds[-1]}/export"
     if config.tune:
-        yield from _tune(config, final=final)
+        yield from _tune(config, final=final, cache=identity_cache)
         inputs |= {"latency": "latency", "search": "search"}
         final = "final"
     yield Stage("report", "report", 3, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": final})
@@ -102,20 +128,29 @@ def _export(name: str, block_size: int, *, model: str) -> Stage:
 
 
 def _evaluate(config: PipelineConfig, name: str, *, model: str) -> Iterator[Stage]:
+    """On the prompts of `data`, and on every benchmark beside them."""
+    shared = config.evaluate.shared()
+    yield from _evaluate_on(name, shared, prompts="prompts", model=model)
+    for benchmark in config.evaluate.benchmarks:
+        what = benchmark.name.value
+        yield from _evaluate_on(f"{name}/{what}", benchmark.evaluation(shared), prompts=f"{what}/prompts", model=model)
+
+
+def _evaluate_on(name: str, settings: EvaluateConfig, *, prompts: str, model: str) -> Iterator[Stage]:
     """Answered once, wherever; timed on this machine; judged and tabulated in seconds, by a stage of its own."""
-    inputs = {"prompts": "prompts", "model": model}
-    answers, speed = (kind(**_fields(config.evaluate, of=kind)) for kind in (AnswersConfig, SpeedConfig))
+    inputs = {"prompts": prompts, "model": model}
+    answers, speed = (kind(**_fields(settings, of=kind)) for kind in (AnswersConfig, SpeedConfig))
     yield Stage(f"{name}/answers", "answers", 1, "tasks.evaluate.stage:decode_answers", answers, inputs=inputs, resumable=True)
     machine = {"machine": machine_identity()}
     yield Stage(f"{name}/speed", "speed", 1, "tasks.evaluate.stage:time_decoders", speed, inputs=inputs, external=machine, resumable=True)
     inputs = {**inputs, "answers": f"{name}/answers", "speed": f"{name}/speed"}
-    yield Stage(f"{name}/evaluate", "evaluate", 3, "tasks.evaluate.stage:score", config.evaluate, inputs=inputs)
+    yield Stage(f"{name}/evaluate", "evaluate", 3, "tasks.evaluate.stage:score", settings, inputs=inputs)
 
 
-def _tune(config: PipelineConfig, *, final: str) -> Iterator[Stage]:
+def _tune(config: PipelineConfig, *, final: str, cache: Path) -> Iterator[Stage]:
     """What this machine makes of the last model: figures of another machine are no answer, so the machine is part of what is asked."""
     machine = {"machine": machine_identity()}
-    latency = dataclasses.replace(config.latency, cache=str(Path(config.paths.store, "latency")))
+    latency = dataclasses.replace(config.latency, cache=str(cache / "latency"))
     yield Stage("latency", "latency", 1, "tasks.measure_latency:run", latency, inputs={"model": "base"}, external=machine)
     inputs = {"prompts": "prompts", "model": final}
     yield Stage("search", "search", 1, "tasks.search_decoding:run", config.search, inputs=inputs, external=machine)
@@ -150,20 +185,32 @@ def _model_identity(config: PipelineConfig, cache: Path) -> dict[str, Any]:
 
 
 def _prompts(config: PipelineConfig, cache: Path, model: dict[str, Any]) -> Stage:
-    data, settings = _data_identity(config, cache), _fields(config.data)
+    data, settings = _data_identity(config.data, cache), _fields(config.data)
     if "commit" in data:
         settings["revision"] = data["commit"]  # what is read is what was identified, even if the branch moves meanwhile
     prompts = PreparePromptsConfig(**settings, tokenizer=config.model.path)
     return Stage("prompts", "prompts", 2, "tasks.prepare_prompts:run", prompts, external={"data": data, "tokenizer": model})
 
 
-def _data_identity(config: PipelineConfig, cache: Path) -> dict[str, Any]:
+def _benchmark_prompts(config: PipelineConfig, cache: Path) -> Iterator[Stage]:
+    """With the tokenizer of `prompts`, which is the model's."""
+    shared = config.evaluate.shared()
+    for number, benchmark in enumerate(config.evaluate.benchmarks):
+        section, name = f"evaluate.benchmarks.{number}", benchmark.name.value
+        settings = benchmark.prompts(shared, system=config.data.system, section=section)
+        data = _data_identity(settings, cache, section=section)
+        if "commit" in data:
+            settings = dataclasses.replace(settings, revision=data["commit"])
+        external = {"data": data, "benchmark_version": VERSIONS[name]}
+        yield Stage(f"{name}/prompts", "prompts", 2, "tasks.prepare_prompts:run", settings, inputs={"prompts": "prompts"}, external=external)
+
+
+def _data_identity(data: PromptSettings, cache: Path, *, section: str = "data") -> dict[str, Any]:
     """Content of what the prompts are read from; generated problems are named by their settings."""
-    data = config.data
     if data.source in GENERATED or (data.path is None and data.source is not Source.human_eval):
         return {}  # a path that is missing is the stage's own check
     if data.path and is_hub_id(data.path):
         return {"hub": data.path, "commit": hub_commit(data.path, data.revision)}
-    files = data_files(data.path or packaged_file(), setting="data.path")
+    files = data_files(data.path or packaged_file(), setting=f"{section}.path")
     hashes = hash_files(files, cache)
     return {"sha256": hashes[0]} if len(hashes) == 1 else {"files": sorted(hashes)}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from dashboards.paper_numbers import LEGENDS, check_table, paper_cell
+from pipelines import sweep_jobs
 from pipelines.job_record import JOB
 from pipelines.store import MANIFEST
 from tasks.artifacts import read_json, write_json, write_text
@@ -33,12 +35,17 @@ class SweepTable(Callback):
         check_table(paper)  # before the first job, not after the last
         self.paper = paper
 
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        sweep_jobs.begin(Path(config.hydra.sweep.dir).resolve(), list(config.hydra.overrides.task))
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Never raises: what the jobs computed, and the exit code, do not depend on a table."""
         try:
             folder = Path(config.hydra.sweep.dir).resolve()
-            if write_sweep(folder, paper=self.paper):
-                _attach(folder, config)
+            for line in sweep_jobs.told(folder):
+                print(f"sweep:     {line}", flush=True)
+            written = write_sweep(folder, paper=self.paper)
+            _record(folder, FILES if written else (), patience=config.tracking.wait_at_end)
         except Exception:
             log.exception("the sweep's table could not be made; its jobs are not affected")
 
@@ -109,13 +116,23 @@ def _noise(stages: Mapping[str, str]) -> dict[str, Any] | None:
     return {"edges": noise["edges"], "counts": noise["counts"], "mean": read_json(packed[-1] / MANIFEST)["metrics"]["noise_ratio_mean"]}
 
 
-def _attach(folder: Path, config: DictConfig) -> None:
-    from pipelines import mlflow_runs
-    from pipelines.tracking import SWEEP_MEMORY, sqlite_uri
+def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:
+    """What the sweep's MLflow run gets at its end: the files, and its state, since a job whose config is wrong has no run of its own."""
+    from pipelines.backlog import SUFFIX
+    from pipelines.tracking import SWEEP_MEMORY
+    from pipelines.tracking_channel import Channel
 
     memory = folder / SWEEP_MEMORY
     if not memory.exists():
         return
-    client = mlflow_runs.connect(mlflow_runs.absolute(config.paths.tracking_uri or sqlite_uri(Path(config.paths.outputs))))
-    for name in FILES:
-        mlflow_runs.quietly(client.log_artifact, read_json(memory)["run_id"], str(folder / name), "sweep")
+    sweep = read_json(memory)
+    run = sweep["run_id"]
+    channel = Channel(sweep["tracking_uri"], sweep["experiment"], Path(sweep["backlog"], f"{sweep['handle']}{SUFFIX}"))
+    for name in files:
+        channel.send("log_file", run=run, path=str(folder / name), folder="sweep")
+    jobs = list(sweep_jobs.records(folder))
+    wrong = [sweep_jobs.named(folder, job["number"], job["overrides"]) for job in jobs if job["state"] != "finished"]
+    if wrong:
+        tags = {"failed": "; ".join(wrong)[:5000], "jobs": str(len(jobs))}
+        channel.send("end_run", run=run, status="FAILED", ended=int(time.time() * 1000), tags=tags)
+    channel.close(patience)

@@ -1,30 +1,50 @@
-"""The record of a pipeline: sweep > pipeline run > stage runs, what each holds and how each ends. `mlflow_runs` does the calls.
+"""The record of a pipeline: sweep > pipeline run > stage runs, what each holds and how each ends.
 
-Starting a run needs the tracking store; whatever is logged later is best effort: a store that fails then costs a warning,
-never the computation. Importing this module does not import mlflow.
+A store that is away costs nothing but time until its records arrive (`tracking_channel`); only one that has never answered is an
+error at the start: its address is wrong. Importing this module does not import mlflow.
+
+    python -m pipelines.tracking replay=outputs/store/.tracking     send what runs could not
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
+import re
 import shlex
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import yaml
 from filelock import FileLock
 
+from pipelines import lineage
 from pipelines import mlflow_runs as runs
-from pipelines.mlflow_runs import PARAM_LENGTH, PARENT
+from pipelines.arguments import run_tool
+from pipelines.backlog import SUFFIX
+from pipelines.mlflow_runs import PARENT
 from pipelines.process import sigterm_raises
+from pipelines.run_records import PARAM_LENGTH, create_run, ended, legal, log_params
+from pipelines.system_metrics import watched
+from pipelines.tracking_channel import Channel, left_behind
+from pipelines.tracking_settings import TrackingConfig
+from tasks.stage import UserError
 
-SWEEP_MEMORY = "mlflow_sweep.json"  # in a sweep's folder: {"run_id": ...}
-PAUSE_AFTER_FAILURE = 60.0  # seconds a reporter keeps quiet, so that a dead store does not slow a stage down
+if TYPE_CHECKING:
+    from pipelines.dag import PlannedStage
+    from pipelines.store import Manifest
+
+SWEEP_MEMORY = "mlflow_sweep.json"  # in a sweep's folder: which run is the sweep's
+BACKLOG = ".tracking"  # in the store: records that wait
+REACHED = "reached"  # in the backlogs' folder: files named by the tracking URIs that have answered
 
 log = logging.getLogger(__name__)
 
@@ -52,87 +72,137 @@ class SweepInfo:
     overrides: list[str]  # of this job
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunReporter:
-    """Logs curves of one run from any process on the machine (a `tasks.stage.Reporter`). Picklable; never raises."""
+    """Logs curves of one run from any process (a `tasks.stage.Reporter`). Picklable; never raises."""
 
-    tracking_uri: str
+    channel: Channel
     run_id: str
-    _warned: bool = field(default=False, init=False, repr=False)
-    _quiet_until: float = field(default=0.0, init=False, repr=False)
 
     def __call__(self, metrics: Mapping[str, float], step: int) -> None:
-        if time.monotonic() < self._quiet_until:
-            return
-        try:
-            database = runs.sqlite_path(self.tracking_uri)
-            if database is not None and not database.exists():  # opening it would create an empty one, on another machine say
-                raise FileNotFoundError(f"no tracking database {database} here")
-            runs.log_metrics(runs.connect(self.tracking_uri), self.run_id, metrics, step)
-        except Exception as error:
-            self._quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE
-            if not self._warned:
-                self._warned = True
-                log.warning("curves of run %s are incomplete: %s", self.run_id, runs.first_line(error))
+        """A value that is no finite number would spoil its chart (MLflow stores inf as 1.8e308): logged as `<name>.non_finite` = 1."""
+        now = int(time.time() * 1000)
+        numbers = [(legal(name), float(value)) for name, value in metrics.items()]
+        finite = [(name, value) if math.isfinite(value) else (f"{name}.non_finite", 1.0) for name, value in numbers]
+        self.channel.send("log_metrics", run=self.run_id, metrics=[(name, value, now, int(step)) for name, value in finite])
 
 
 @dataclass(frozen=True)
 class Tracker:
     """A pipeline run in progress. Made by `Tracker.start`."""
 
-    tracking_uri: str  # absolute
-    experiment_id: str
+    channel: Channel
     run_id: str
+    model: str  # registered model that exports become versions of
+    settings: TrackingConfig
+
+    @property
+    def experiment_id(self) -> str:
+        return self.channel.store.experiment_id
 
     @classmethod
     @contextmanager
     def start(
-        cls, *, tracking_uri: str, experiment: str, run_name: str, config: Mapping[str, Any], sweep: SweepInfo | None = None
+        cls,
+        *,
+        tracking_uri: str,
+        backlog: Path,
+        run_name: str,
+        config: Mapping[str, Any],
+        sweep: SweepInfo | None = None,
+        settings: TrackingConfig | None = None,
     ) -> Iterator[Tracker]:
         """The pipeline run, RUNNING inside the block; then FINISHED, FAILED on an exception, KILLED on SIGTERM, Ctrl-C or exit.
 
-        `config` is the fully resolved config. Raises UserError when the tracking store cannot be opened.
+        `config` is the fully resolved config; `backlog` the folder, seen by all nodes, where records wait for a store that is away.
+        Raises UserError when the tracking store cannot be opened and never could be from here.
         """
-        uri = runs.absolute(tracking_uri)
+        settings = settings or TrackingConfig()
+        handle = uuid.uuid4().hex
+        channel = Channel(runs.absolute(tracking_uri), settings.experiment, Path(backlog).resolve() / f"{handle}{SUFFIX}")
         with sigterm_raises():
-            client, experiment_id = runs.open_experiment(uri, experiment)
-            if sweep is None:
-                run_id, sweep_id = runs.create_run(client, experiment_id, run_name, {"kind": "pipeline"}), None
-            else:
-                with _sweep_lock(sweep):  # until the sweep run has this job as a child, another job may believe that it was the last
-                    sweep_id = _sweep_run(client, experiment_id, sweep)
-                    tags = {"kind": "pipeline", PARENT: sweep_id, "overrides": " ".join(sweep.overrides)[:PARAM_LENGTH]}
-                    run_id = runs.create_run(client, experiment_id, run_name, tags)
+            _open(channel)
             try:
-                with runs.ended(client, run_id):
-                    runs.log_params(client, run_id, config)
-                    runs.quietly(client.log_dict, run_id, json.loads(json.dumps(config, default=str)), "config.yaml")
-                    yield cls(uri, experiment_id, run_id)
+                tags = {"kind": "pipeline"}
+                if sweep is None:
+                    sweep_id, run_id = None, create_run(channel, run_name, tags, handle)
+                else:
+                    with _sweep_lock(sweep):  # until the sweep run has this job as a child, another job may believe that it was the last
+                        sweep_id = _sweep_run(channel, sweep)
+                        tags |= {PARENT: sweep_id, "overrides": " ".join(sweep.overrides)[:PARAM_LENGTH]}
+                        run_id = create_run(channel, run_name, tags, handle)
+                try:
+                    with ended(channel, run_id):
+                        log_params(channel, run_id, config)
+                        text = yaml.safe_dump(json.loads(json.dumps(config, default=str)), sort_keys=False)
+                        channel.send("log_text", run=run_id, text=text, name="config.yaml")
+                        model = re.sub(r"[/:'\"`]", "-", settings.model or run_name)
+                        yield cls(channel, run_id, model, settings)
+                finally:
+                    if sweep is not None:
+                        with _sweep_lock(sweep):
+                            channel.send("settle_sweep", run=sweep_id)
             finally:
-                if sweep is not None:
-                    with _sweep_lock(sweep):
-                        runs.quietly(runs.settle_sweep, client, experiment_id, sweep_id)
+                channel.close(settings.wait_at_end)
 
     @contextmanager
     def stage(self, stage_id: str, *, fingerprint: str, params: Mapping[str, Any], cached: bool) -> Iterator[str]:
         """A child run with the same end states; yields its run id."""
-        client = runs.connect(self.tracking_uri)
         tags = {"kind": "stage", PARENT: self.run_id, "stage": stage_id, "fingerprint": fingerprint, "cached": str(cached).lower()}
-        run_id = runs.create_run(client, self.experiment_id, stage_id, tags)
-        with runs.ended(client, run_id):
-            runs.log_params(client, run_id, params)
+        run_id = create_run(self.channel, stage_id, tags)
+        with ExitStack() as stack:
+            stack.enter_context(ended(self.channel, run_id))
+            if not cached:
+                stack.enter_context(watched(self.reporter(run_id), every=self.settings.system_metrics_every))
+            log_params(self.channel, run_id, params)
             yield run_id
 
     def reporter(self, run_id: str) -> RunReporter:
-        return RunReporter(self.tracking_uri, run_id)
+        return RunReporter(self.channel, run_id)
 
     def log_metrics(self, metrics: Mapping[str, float], *, run_id: str | None = None) -> None:
         """Final numbers of a stage run; of the pipeline run when `run_id` is None."""
-        runs.quietly(runs.log_metrics, runs.connect(self.tracking_uri), run_id or self.run_id, metrics, 0)
+        self.reporter(run_id or self.run_id)(metrics, 0)
 
     def log_artifact(self, path: Path, folder: str | None = None, *, run_id: str | None = None) -> None:
         """Copies a file into `folder` of the run's artifacts; of the pipeline run's when `run_id` is None."""
-        runs.quietly(runs.connect(self.tracking_uri).log_artifact, run_id or self.run_id, str(path), folder)
+        self.channel.send("log_file", run=run_id or self.run_id, path=str(Path(path).resolve()), folder=folder)
+
+    def log_lineage(self, planned: PlannedStage, manifest: Manifest, *, run_id: str) -> None:
+        """The data that a finished stage's run was made from and, of an export, the registered model that it is."""
+        datasets = lineage.datasets(planned, manifest)
+        if datasets:
+            self.channel.send("log_datasets", run=run_id, datasets=datasets)
+        if planned.stage.kind == "prompts":
+            self.channel.send("log_datasets", run=self.run_id, datasets=datasets)
+        export, last_export = lineage.export(planned), lineage.last_export(planned)
+        if self.settings.register and export:
+            self.channel.send("register_model", run=run_id, model=self.model, **export)
+        if self.settings.register and last_export:
+            self.channel.send("name_model", model=self.model, fingerprint=last_export, alias=self.settings.alias)
+
+
+def _open(channel: Channel) -> None:
+    """Raises UserError for a store that has never answered from here; of one that has, being away now is an outage like any other."""
+    folder = channel.file.parent
+    reached = folder / REACHED / hashlib.sha256(channel.tracking_uri.encode()).hexdigest()[:16]
+    try:
+        channel.store.open(before_reaping=lambda: send_left_behind(folder, channel.tracking_uri))
+    except Exception as error:
+        if runs.refused(error) or not reached.exists():
+            uri, name = channel.tracking_uri, channel.experiment
+            raise UserError(f"paths.tracking_uri={uri}: cannot open experiment {name!r}: {runs.first_line(error)}") from error
+        return  # the first record finds out and says so
+    with runs.said(f"{reached} cannot be written"):
+        reached.parent.mkdir(parents=True, exist_ok=True)
+        reached.touch()
+
+
+def send_left_behind(folder: Path, tracking_uri: str | None = None) -> bool:
+    """Sends the backlogs that runs left in a folder, of one store or of all; whether all of them arrived."""
+    channels = [channel for channel in left_behind(folder) if tracking_uri in (None, channel.tracking_uri)]
+    arrived = [channel.deliver(now=True) for channel in channels]
+    return all(arrived)
 
 
 def _sweep_lock(sweep: SweepInfo) -> FileLock:
@@ -140,16 +210,36 @@ def _sweep_lock(sweep: SweepInfo) -> FileLock:
     return FileLock(sweep.directory / ".mlflow_sweep.lock")
 
 
-def _sweep_run(client: Any, experiment_id: str, sweep: SweepInfo) -> str:
-    """The run that all jobs of this multirun share: made by the first of them and remembered in a file of the sweep's directory."""
+def _sweep_run(channel: Channel, sweep: SweepInfo) -> str:
+    """The run that all jobs of this multirun share: its handle is made by the first of them and remembered in the sweep's directory.
+
+    So is where its records go: `pipelines.sweep` adds the table after the last job.
+    """
     memory = sweep.directory / SWEEP_MEMORY
-    if memory.exists():
-        remembered = json.loads(memory.read_text())["run_id"]
-        if runs.reopen(client, remembered):
-            return remembered
-        log.warning("%s names a run that the tracking store does not have; starting a new sweep run", memory)
-    run_id = runs.create_run(client, experiment_id, sweep.name, {"kind": "sweep"})
+    handle = json.loads(memory.read_text())["handle"] if memory.exists() else uuid.uuid4().hex
+    run_id = create_run(channel, sweep.name, {"kind": "sweep"}, handle)
     scratch = memory.with_suffix(".tmp")
-    scratch.write_text(json.dumps({"run_id": run_id}))
+    where = {"tracking_uri": channel.tracking_uri, "experiment": channel.experiment, "backlog": str(channel.file.parent)}
+    scratch.write_text(json.dumps({"handle": handle, "run_id": run_id, **where}))
     scratch.replace(memory)
     return run_id
+
+
+@dataclass
+class Arguments:
+    replay: Annotated[Path, "folder with the records that runs could not send: .tracking in the store"]
+
+
+def _replay(arguments: Arguments) -> int:
+    folder = arguments.replay.expanduser()
+    if not folder.is_dir():
+        raise UserError(f"replay={folder}: no such folder")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    waiting = sum(channel.backlog.waiting() for channel in left_behind(folder))
+    arrived = send_left_behind(folder)
+    print(f"{waiting} waiting records" + (": all are sent" if arrived else ": not all could be sent, see above"))
+    return 0 if arrived else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(sys.argv[1:], Arguments, _replay))

@@ -49,10 +49,17 @@ class ClusterConfig:
     address: str | None = None  # Ray address of an existing cluster; None starts a local one
     num_cpus: int = 4  # logical CPUs of a local Ray; more than the cores, so that readers are never starved by actors
     workers: int = 2  # actors that generate trajectories, and ranks that train
+    train_workers: int | None = None  # ranks that train, where a small batch cannot be shared by all of `workers`
     min_workers: int | None = None  # actors to begin with, where the cluster grows while it works; all of `workers` by default
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     threads_per_worker: int = 1  # torch threads inside one worker
+    parallel_stages: int | None = None  # stages at once; none: as there is room for, see pipelines/room.py; 1: one after another
+
+    @property
+    def ranks(self) -> int:
+        """That train."""
+        return self.workers if self.train_workers is None else self.train_workers
 
 
 @dataclass

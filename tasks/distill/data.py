@@ -58,5 +58,6 @@ def check_divides(config: DistillConfig, workers: int) -> None:
     """Raises UserError where the batch cannot be shared evenly."""
     if config.batch_size % (workers * config.accumulation):
         raise UserError(
-            f"distill.batch_size={config.batch_size} is not divisible by cluster.workers={workers} x distill.accumulation={config.accumulation}"
+            f"distill.batch_size={config.batch_size} is not divisible by cluster.workers={workers} x distill.accumulation={config.accumulation}: "
+            "change one of them, or let fewer train (cluster.train_workers)"
         )

@@ -27,7 +27,7 @@ def run(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context
     Writes weights/ (the selected weights, without tokenizer; adapters only with LoRA) and training.json. Raises UserError where the batch
     cannot be shared by the workers, where rows and model do not fit, and where the probe saw the model collapse (see Select).
     """
-    check_divides(config, context.cluster.workers)
+    check_divides(config, context.cluster.ranks)
     budget = sum(artifacts.read_json(path / "training.json")["train_tokens"] for name, path in inputs.items() if name.startswith("budget/"))
     job = DistillJob(
         config=config,
@@ -68,7 +68,7 @@ def _fit(job: DistillJob, context: StageContext) -> None:
         train_loop_config={"job": job},
         torch_config=TorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=cluster.workers,
+            num_workers=cluster.ranks,
             use_gpu=bool(cluster.gpus_per_worker),
             resources_per_worker={"CPU": cluster.cpus_per_worker, **({"GPU": cluster.gpus_per_worker} if cluster.gpus_per_worker else {})},
         ),

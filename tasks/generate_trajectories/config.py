@@ -20,7 +20,7 @@ class Collect(str, Enum):
 
 @dataclass
 class TrajectorySettings:
-    """What all rounds share."""
+    """What all rounds share. Raises ValueError naming the field for a value that cannot be used, as the one below does."""
 
     prompts: int | None = None  # how many training prompts; all by default
     max_new_tokens: int = 256  # answers are cut here
@@ -36,23 +36,28 @@ class TrajectorySettings:
     max_bad_share: float = field(default=0.01, metadata=NOT_HASHED)  # of prompts that may be quarantined before the stage fails
     stall_timeout: float = field(default=1800.0, metadata=NOT_HASHED)  # seconds without a finished shard: reported at half, an error in full
 
-
-@dataclass
-class GenerateTrajectoriesConfig(TrajectorySettings):
-    """Raises ValueError naming the field for a value that cannot be used."""
-
-    block_size: int = 16  # n
-    schedule: NoiseSchedule | None = None  # of collect=schedule
-
     def __post_init__(self) -> None:
         self.collect, self.on_disagreement = Collect(self.collect), OnDisagreement(self.on_disagreement)
-        for name in ("block_size", "max_new_tokens", "shard_size", "batch_size"):
+        for name in ("max_new_tokens", "shard_size", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         check_dtype("dtype", self.dtype)
         if self.prompts is not None and self.prompts < 1:
             raise ValueError(f"prompts must be at least 1, got {self.prompts}")
+        if not 0.0 <= self.max_bad_share <= 1.0:
+            raise ValueError(f"max_bad_share must be between 0 and 1, got {self.max_bad_share}")
         if self.stall_timeout <= 0:
             raise ValueError(f"stall_timeout must be above 0, got {self.stall_timeout}")
+
+
+@dataclass
+class GenerateTrajectoriesConfig(TrajectorySettings):
+    block_size: int = 16  # n
+    schedule: NoiseSchedule | None = None  # of collect=schedule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
         if (self.collect is Collect.schedule) != (self.schedule is not None):
             raise ValueError(f"collect={self.collect.value} {'needs' if self.schedule is None else 'takes no'} schedule")

@@ -107,6 +107,8 @@ def _watched(dataset: Any, stall_timeout: float) -> Iterator[dict[str, int]]:
     """
     import ray
 
+    from tasks.cluster import leave_ray
+
     rows: queue.Queue[Any] = queue.Queue(maxsize=1000)
     stop, end = threading.Event(), object()
 
@@ -150,7 +152,7 @@ def _watched(dataset: Any, stall_timeout: float) -> Iterator[dict[str, int]]:
         if reader.is_alive():  # in the middle of a shard that nobody wants, or stuck: only the end of the session ends it
             for name in ("ray", "ray.data"):  # they would ask the user to report that as a bug
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-            ray.shutdown()
+            leave_ray()
 
 
 def _resources(found: dict[str, float]) -> str:

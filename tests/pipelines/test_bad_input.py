@@ -70,9 +70,13 @@ CONFIG_MISTAKES = {
     "evaluate.block_size=8": "evaluate.block_size: no such setting; nearest: evaluate.block_sizes",
     "window=8": "window: no such setting; nearest: rounds.0.window",
     "qqqqqq=1": "qqqqqq: no such setting; known here: name, seed",
+    "rounds=[{block_size:8,windw:1}]": "rounds.0.windw: no such setting; nearest: rounds.0.window",
+    "rounds=[{block_size:8},{window:x}]": "rounds.1.window: Value 'x' of type 'str' could not be converted to Integer",
+    "distill.probe.evry=1": "distill.probe.evry: no such setting; nearest: distill.probe.every",
+    "evaluate.benchmarks=[{name:minicode_long,pth:x}]": "evaluate.benchmarks.0.pth: no such setting; nearest: evaluate.benchmarks.0.path",
     "+nois_schedule=random": "nois_schedule: no such setting; nearest: noise_schedule",
     "+distill.batchsize=1": "distill.batchsize: no such setting; nearest: distill.batch_size",
-    "experiment=smok": "experiment=smok: no such config; available: ablate_mask, ablate_noise, ablation, minicode_long, quickstart, smoke",
+    "experiment=smok": "experiment=smok: no such config; available: ablate_mask, ablate_mask_paper, ",
     "until=round1/distil": "until: no stage 'round1/distil' in this run; nearest: round1/distill",
     "force=[evaluate]": "force: no stage 'evaluate' in this run; nearest: base/evaluate",
     # values out of range
@@ -105,14 +109,29 @@ CONFIG_MISTAKES = {
     "model=some/folder": "model: is a group of settings, not one value; set one of them: model.path, ",
     "name=${nothing}": "name: Interpolation key 'nothing' not found",
     "seed": "Error parsing override 'seed': missing EQUAL",
+    # what does not go together
+    "rounds.0.window=4": "rounds.0.window=4 is more than the 3 blocks of rounds.0.block_size=16 in the longest answer "
+    "(trajectories.max_new_tokens=40): set it to 3 or less",
+    "rounds.1.block_size=41": "rounds.1.block_size=41 is longer than any answer (trajectories.max_new_tokens=40)",
+    "pack.max_length=79": "pack.max_length=79: an answer of trajectories.max_new_tokens=40 takes twice its tokens in a row, 80 and its prompt",
+    "pack.max_length=71 pack.too_long=split": "pack.max_length=71: the last piece of an answer of trajectories.max_new_tokens=40 takes 72 tokens",
+    "distill.batch_size=66": "distill.batch_size=66 rows make one step, and data.train=64 prompts give no more rows than that",
+    "rounds.1.prompts=6": "distill.batch_size=8 rows make one step, and rounds.1.prompts=6 prompts give no more rows than that",
+    "data.max_prompt_tokens=2000 trajectories.max_new_tokens=49": "trajectories.max_new_tokens=49: with a prompt of data.max_prompt_tokens=2000 "
+    "that is 2049 tokens, more than the model holds (model.pretrain.max_positions=2048): set it to 48 or less",
+    "evaluate.max_new_tokens=1537": "evaluate.max_new_tokens=1537: with a prompt of data.max_prompt_tokens=512 that is 2049 tokens",
+    "distill.probe.max_new_tokens=2048": "distill.probe.max_new_tokens=2048 leaves no room for a prompt",
+    "evaluate.block_sizes=[16,4096]": "evaluate.block_sizes=4096 is longer than the model's context (2048 tokens",
+    "evaluate.block_sizes=[41,64]": "evaluate.block_sizes=[41, 64]: every one is longer than the answers (evaluate.max_new_tokens=40)",
     # what the cluster cannot do
     "cluster.workers=0": "cluster.workers must be at least 1",
-    "cluster.workers=99 distill.batch_size=99": "cluster.workers=99 needs 100 CPUs",
+    "cluster.workers=99 distill.batch_size=99 data.train=200": "cluster.workers=99 needs 100 CPUs",
     "distill.batch_size=3": "distill.batch_size=3 is not divisible by cluster.workers=2",
+    "cluster.address=ray://head:10001": "cluster.address=ray://head:10001: Ray Client and job server addresses are not supported; give HOST:PORT",
     # inputs
     "model.path=/nope/x": "model.path: /nope/x does not exist",
     "data.source=human_eval": "model.path is missing: only data.source=minicode",
-    "data.source=file model.path=.": "model.path: folder . is no checkpoint, it has no config.json",
+    "data.source=file data.path=x model.path=.": "model.path: folder . is no checkpoint, it has no config.json",
 }
 
 
@@ -120,6 +139,79 @@ CONFIG_MISTAKES = {
 def test_config_mistakes(full, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert refused(full(*mistake.split(" "))).startswith(CONFIG_MISTAKES[mistake])
+
+
+def told(result: tuple[int, list[str]]) -> list[str]:
+    code, lines = result
+    assert code == 2
+    assert all(line.startswith("error: ") for line in lines)
+    return [line.removeprefix("error: ") for line in lines]
+
+
+def test_all_mistakes_are_told_at_once(full):
+    """Three in one section, one in another, and two that only sections together can make."""
+    ranges = ("distill.learning_rate=-1", "distill.epochs=0", "distill.temperature=0", "rounds.1.window=0")
+    lines = told(full(*ranges, "rounds.0.window=4", "pack.max_length=70"))
+    assert [line.split(" ")[0].rstrip(":") for line in lines] == [
+        *("rounds.1.window", "distill.learning_rate", "distill.epochs", "distill.temperature"),
+        *("rounds.0.window=4", "pack.max_length=70"),
+    ]
+
+
+def test_unknown_names_and_wrong_kinds_are_told_with_the_rest(full):
+    lines = told(full("nois_schedule=random", "rounds=[{blok: 8, windw: 1}, {window: x}]", "distill.batch_size=a", "pack.max_length=79", "seed"))
+    assert [line.partition(":")[0] for line in lines] == [
+        *("Error parsing override 'seed'", "nois_schedule", "rounds.0.blok", "rounds.0.windw", "rounds.1.window", "distill.batch_size"),
+        "pack.max_length=79",
+    ]
+
+
+def test_nothing_is_told_that_rests_on_a_wrong_value(full):
+    """Not applied, these leave defaults behind which do not go together with the rest, and would be blamed."""
+    assert refused(full("trajectories.max_new_tokens=0", "rounds.0.window=16")) == "trajectories.max_new_tokens must be at least 1, got 0"
+    assert refused(full("trajectories.max_new_token=256", "rounds.0.window=16")).startswith("trajectories.max_new_token: no such setting")
+
+
+def test_every_mistake_in_an_experiment_file_is_told(full, tmp_path: Path):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    file = tmp_path / "conf" / "experiment" / "mine.yaml"
+    file.write_text(
+        "# @package _global_\ndefaults:\n  - smoke\ndistil: {epochs: 1}\nrounds:\n  - block_size: 8\n  - windw: 1\n    block_size: many\n"
+        "distill:\n  batchsize: 4\n  epochs: 2\n"
+    )
+    (tmp_path / "conf" / "cluster").mkdir()
+    (tmp_path / "conf" / "cluster" / "mine.yaml").write_text("# @package _global_\ncluster: {workrs: 3}\n")
+    here = f"hydra.searchpath=[file://{tmp_path}/conf]"
+    assert refused(full("cluster=mine", here)).startswith("cluster=mine: cluster.workrs: no such setting; nearest: cluster.workers")
+    lines = told(full("experiment=mine", here))
+    expected = {"rounds.1.windw", "rounds.1.block_size", "distill.batchsize", "distil"}
+    assert {line.removeprefix("experiment=mine: ").partition(":")[0] for line in lines} == expected
+    assert all(line.startswith("experiment=mine: ") for line in lines)
+
+
+def test_a_checkpoint_tells_how_long_a_text_may_be(full, tmp_path: Path):
+    """Without being loaded: no torch here."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text('{"text_config": {"max_position_embeddings": 540}}')
+    (line,) = told(full(f"model.path={tmp_path}/checkpoint", "evaluate.max_new_tokens=20"))
+    assert line.startswith("trajectories.max_new_tokens=40: with a prompt of data.max_prompt_tokens=512 that is 552 tokens")
+    assert "540, max_position_embeddings of model.path's config.json" in line and "set it to 28 or less" in line
+
+
+def test_the_cluster_of_ray_address_is_joined(full, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")  # of `ray job submit`, and often exported
+    assert refused(full()).startswith("cluster.address=http://127.0.0.1:8265: Ray Client and job server addresses are not supported")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    assert full("until=prompts") == (0, [])  # nothing for Ray to do: nobody is asked
+    assert refused(full("until=round1/pack")).startswith("cluster.address=127.0.0.1:9: no Ray cluster can be joined there from this machine")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert full("dry_run=true", "cluster.workers=2") == (0, [])
+
+
+def test_a_submitted_job_needs_places_that_outlive_it(full, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"working_dir": "gcs://x.zip"}}))
+    assert refused(full("paths.store=store", "dry_run=true")).startswith("paths.store=store: a job's working directory is a copy that Ray deletes")
+    assert full("dry_run=true") == (0, [])
 
 
 @pytest.fixture
@@ -179,7 +271,7 @@ def test_a_sweep_over_an_unwritable_place(full, tmp_path: Path):
 def test_every_failed_job_of_a_sweep_is_told(full):
     code, lines = full("-m", "rounds.0.window=0,-1", "dry_run=true")
     assert code == 2
-    assert lines == ["error: rounds.0.window must be above 0, got 0", "error: rounds.0.window must be above 0, got -1"]
+    assert lines == [f"error: job {i} (rounds.0.window={w}): rounds.0.window must be above 0, got {w}" for i, w in enumerate((0, -1))]
 
 
 def manifests(folder: Path) -> list[str]:

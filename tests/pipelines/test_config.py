@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from pipelines import schema
 from pipelines.stages import build_graph
+from tasks.stage import UserError
 
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
 EVALUATION = ("answers", "speed", "evaluate")
@@ -45,10 +46,80 @@ def test_experiments_are_there():
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_builds_a_graph(graph, experiment: str):
-    stages = graph(f"experiment={experiment}").stages
+def test_every_experiment_builds_a_graph(graph, experiment: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "prompts.jsonl").write_text("")
+    own = [f"model.path={tmp_path}", f"data.path={tmp_path}/prompts.jsonl"] if experiment == "convert" else []
+    stages = graph(f"experiment={experiment}", *own).stages
     assert stages[0].id == "prompts"
     assert stages[-1].id == "report"
+
+
+@pytest.fixture
+def resolved():
+    """overrides -> the config."""
+    schema.register()
+    GlobalHydra.instance().clear()
+
+    def build(*overrides: str):
+        with initialize_config_module("conf", version_base="1.3"):
+            return schema.build(compose("config", list(overrides)))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "benchmarks"),
+    [
+        ("paper_coder_7b", "Qwen/Qwen2.5-Coder-7B-Instruct", ["human_eval", "mbpp"]),
+        ("paper_math_7b", "Qwen/Qwen2.5-Math-7B-Instruct", ["gsm8k", "math500"]),
+    ],
+)
+def test_the_recipes_say_what_the_paper_says(resolved, recipe: str, model: str, benchmarks: list[str]):
+    config = resolved(f"experiment={recipe}")
+    assert config.model.path == model and config.data.train == 450_000
+    assert [(r.block_size, r.window, r.max_steps) for r in config.rounds] == [(16, 16, 10_000), (32, 8, 10_000)]
+    assert (config.distill.learning_rate, config.distill.batch_size, config.noise_schedule) == (1e-6, 4, "linear")
+    assert (config.distill.warmup_share, config.distill.lr_schedule.value, config.distill.ar_weight) == (0.03, "cosine", 1.0)
+    assert (config.schedule.t_min, config.schedule.t_max) == (0.0, 1.0)
+    assert config.trajectories.max_new_tokens == 2048 and config.trajectories.prompts is None
+    assert config.pack.max_length == 2 * 2048 + config.data.max_prompt_tokens
+    assert [b.value for b in config.baselines] == ["cllm"]
+    assert [b.name.value for b in config.evaluate.benchmarks] == benchmarks
+    settings = {(s.method.value, s.block_size): s for s in config.evaluate.settings()}
+    assert set(settings) == {("ar", 1), ("jacobi", 128), ("mr", 64)}
+    mr = settings["mr", 64]
+    assert (mr.max_blocks, mr.spawn_ratio, mr.verification_size) == (2, 0.85, 4)
+    assert (config.cluster.workers, config.cluster.ranks, config.cluster.gpus_per_worker) == (8, 4, 1)
+
+
+def test_recipes_read_their_own_data(resolved):
+    coder, math = resolved("experiment=paper_coder_7b").data, resolved("experiment=paper_math_7b").data
+    assert (coder.source.value, coder.path, coder.open_code_instruct.min_test_score) == ("open_code_instruct", "nvidia/OpenCodeInstruct", 1.0)
+    assert coder.open_code_instruct.min_judge_score is None
+    assert (math.source.value, math.path) == ("open_thoughts", "open-thoughts/OpenThoughts2-1M")
+    assert math.open_thoughts_sources == ["automath", "nvidia_math"]
+
+
+def test_a_cluster_is_a_group_and_its_fields_are_settings(resolved):
+    def places(*overrides: str) -> tuple:
+        cluster = resolved("experiment=smoke", "distill.batch_size=8", *overrides).cluster
+        return cluster.workers, cluster.ranks, cluster.gpus_per_worker, cluster.address
+
+    assert places() == (2, 2, 0, None)
+    assert places("cluster=node_8gpu") == (8, 4, 1, None)
+    assert places("cluster=node_8gpu", "cluster.workers=4") == (4, 4, 1, None)
+    assert places("cluster=nodes", "cluster.workers=32") == (32, 4, 1, "auto")
+    assert places("cluster.workers=1") == (1, 1, 0, None)
+    recipe = resolved("experiment=paper_math_7b", "cluster=nodes", "cluster.address=10.0.0.1:6379").cluster
+    assert (recipe.workers, recipe.address) == (16, "10.0.0.1:6379")  # what a recipe asks for is no more than a default
+
+
+def test_fewer_may_train_than_generate(resolved):
+    with pytest.raises(UserError, match=r"batch_size=4 is not divisible by cluster.workers=8 .* fewer train \(cluster.train_workers\)"):
+        resolved("experiment=paper_coder_7b", "cluster.train_workers=null")
+    with pytest.raises(UserError, match="cluster.train_workers must be between 1 and cluster.workers=8, got 9"):
+        resolved("experiment=paper_coder_7b", "cluster.train_workers=9")
 
 
 def test_the_command_in_an_experiment_file_names_it():
@@ -173,8 +244,9 @@ print(sorted({{"torch", "ray", "mlflow", "transformers"}} & set(sys.modules)))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     *table, heavy = done.stdout.splitlines()
     assert heavy == "[]"
-    assert table[0].split() == ["stage", "state", "fingerprint"]
+    assert table[0].split() == ["stage", "state", "rows", "tokens", "GPUs", "GB", "each", "disk", "GB", "hours", "GPU-hours", "basis", "fingerprint"]
     assert [line.split()[0] for line in table[1:3]] == ["prompts", "base"]
-    assert all("to run" in line for line in table[1:])
+    stages = table[1 : table.index("")]
+    assert stages[-1].startswith("report") and all("to run" in line for line in stages)
     assert not [path for path in (tmp_path / "store").iterdir() if not path.name.startswith(".")]
     assert not (tmp_path / "out" / "mlflow.db").exists()

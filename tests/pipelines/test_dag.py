@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dag import Graph, Stage, execute, plan
+from pipelines.dag import Graph, Stage, plan
+from pipelines.execute import StageFailed, execute
 from pipelines.store import MANIFEST, Store
 from tasks.stage import ClusterConfig, UserError
 
@@ -56,6 +57,9 @@ class Notes:
 
     def log_metrics(self, metrics, *, run_id=None):
         self.metrics[run_id] = dict(metrics)
+
+    def log_lineage(self, planned, manifest, *, run_id):
+        pass
 
 
 def stage(stage_id: str, *upstream: str, text: str | None = None, **changes) -> Stage:
@@ -130,7 +134,7 @@ def test_second_run_is_cached_and_a_change_recomputes_only_what_follows(store: S
     first = run(diamond(), store)
     assert first.ran == ["a", "b", "c", "d", "e"]
     assert (store.folder("d", diamond().fingerprints["d"]) / "text").read_text() == "abacd"
-    assert first.metrics["d"].keys() == {"length", "share", "seconds"}
+    assert first.metrics["d"].keys() == {"length", "share", "seconds", "seconds_start_up", "seconds_ours"}
 
     assert all(item.cached for item in plan(diamond(), store))
     second = run(diamond(), store)
@@ -172,7 +176,7 @@ def test_a_failure_keeps_what_is_finished_and_only_a_resumable_stage_its_leftove
     notes = Notes()
     broken = diamond(c={"config": Config(text="c", fail=True), "resumable": resumable})
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="boom"):
+        with pytest.raises(StageFailed, match="^stage c failed: RuntimeError: boom$"):
             execute(plan(broken, store), store, notes, ClusterConfig())
     folder = store.folder("c", broken.fingerprints["c"])
     assert (notes.ran, notes.cached, notes.failed) == (["a", "b"], ["a", "b"], ["c", "c"])
@@ -181,7 +185,7 @@ def test_a_failure_keeps_what_is_finished_and_only_a_resumable_stage_its_leftove
 
 
 def test_log_lines_say_where_the_run_is(store: Store, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, logger="pipelines.dag")
+    caplog.set_level(logging.INFO, logger="pipelines.execute")
     graph = Graph([stage("a"), stage("round1/b", "a")])
     run(graph.until("a"), store)
     caplog.clear()
@@ -202,7 +206,8 @@ from pathlib import Path
 from types import ModuleType
 sys.path.insert(0, sys.argv[1])
 from test_dag import Notes, Config
-from pipelines.dag import Graph, Stage, execute, plan
+from pipelines.dag import Graph, Stage, plan
+from pipelines.execute import execute
 from pipelines.store import Store
 from tasks.stage import ClusterConfig
 

@@ -107,7 +107,7 @@ def test_mlflow_shows_the_pipeline_its_stages_and_their_curves(finished: tuple[P
     for model in MODELS[1:]:
         curve = client.get_metric_history(stages[f"{model}/distill"].info.run_id, "distill/loss")
         assert len({point.step for point in curve}) >= 3, model
-    assert {item.path for item in client.list_artifacts(pipeline.info.run_id)} == {"config.yaml", "report"}
+    assert {item.path for item in client.list_artifacts(pipeline.info.run_id)} == {"config.yaml", "report", "timings.json"}
 
 
 def test_a_second_run_finds_everything_and_starts_no_ray(finished: tuple[Path, str], tmp_path: Path):

@@ -1,15 +1,15 @@
-"""Fingerprints name work; a manifest is believed only as long as the files it lists are whole."""
+"""Fingerprints name work; a manifest is believed only as long as the files it lists are whole. Claims: test_store_claim."""
 
+import hashlib
 import json
-import logging
-import threading
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 import pytest
 
-from pipelines.store import MANIFEST, Manifest, Store, fingerprint, plain
+from pipelines.store import MANIFEST, Damaged, Manifest, Store, files, fingerprint, open_store, plain
 from tasks.stage import UserError
 
 WORK = {"stage": "pack", "version": 1, "config": {"n": 16, "w": 8}, "upstream": {"model": "a", "prompts": "b"}, "external": {"hub": "c"}}
@@ -90,7 +90,8 @@ def test_plain_config_leaves_out_what_cannot_change_a_result_and_refuses_paths()
 def test_commit_lists_every_file_and_reads_back(store: Store, output: Path):
     found = store.finished(output)
     assert found.files == {"parts/0.bin": 10, "empty": 0}
-    assert found == Manifest(**FACTS, files=found.files)
+    assert found == Manifest(**FACTS, files=found.files, hashes=found.hashes)
+    assert found.hashes["parts/0.bin"] == hashlib.sha256(b"0123456789").hexdigest()
     assert found.schema_version == 1
     assert not (output / f"{MANIFEST}.tmp").exists()
 
@@ -140,27 +141,83 @@ def test_an_unwritable_root_is_one_line_that_names_the_setting(tmp_path: Path, b
     assert "\n" not in str(caught.value)
 
 
-def test_a_waiting_lock_says_so_once_and_gets_its_turn(store: Store, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, logger="pipelines.store")
-    order = []
-
-    def second():
-        with store.lock("abc"):
-            order.append("second")
-
-    with store.lock("abc"), store.lock("other"):  # another fingerprint does not wait
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join(timeout=0.6)
-        assert thread.is_alive()
-        order.append("first")
-    thread.join(timeout=10)
-    assert order == ["first", "second"]
-    assert [record.getMessage() for record in caplog.records] == ["another run is computing abc; waiting for its result"]
+def test_a_changed_byte_is_found_where_the_size_is_the_same(store: Store, output: Path, caplog: pytest.LogCaptureFixture):
+    (output / "parts" / "0.bin").write_bytes(b"0123456780")
+    assert store.finished(output) is None
+    assert store.finished(output) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{output.name}: parts/0.bin has other content than was written (sha256 differs); it counts as not there"
+    ]
+    store.prepare(output, resume=True)
+    assert list(output.iterdir()) == []  # nothing of it is resumed
 
 
-def test_an_exception_releases_the_lock(store: Store):
-    with pytest.raises(RuntimeError), store.lock("abc"):
-        raise RuntimeError
-    with store.lock("abc"):
-        pass
+def test_a_large_file_is_hashed_again_only_when_it_was_touched(store: Store, output: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "SMALL", 4)
+    part, hashed = output / "parts" / "0.bin", []
+    monkeypatch.setattr(files, "sha256", lambda path, original=files.sha256: (hashed.append(path.name), original(path))[1])
+    store.commit(output, Manifest(**FACTS))
+    hashed.clear()
+    assert store.finished(output) and hashed == ["empty"]
+    os.utime(part, (1, 1))  # as a copy of the store would have it
+    assert store.finished(output) and store.finished(output)
+    assert hashed.count("0.bin") == 1
+    part.write_bytes(b"0123456780")
+    assert store.finished(output) is None
+
+
+def test_only_verify_finds_what_no_write_has_done_and_then_everybody_knows(store: Store, output: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "SMALL", 4)
+    store.commit(output, Manifest(**FACTS))
+    part = output / "parts" / "0.bin"
+    before = part.stat()
+    assert store.verify(output) is None
+    part.write_bytes(b"0123456780")
+    os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))  # a bit that flipped on the disk
+    assert store.finished(output) is not None
+    assert "parts/0.bin has other content" in store.verify(output)
+    assert store.finished(output) is None
+
+
+def test_manifests_from_before_there_were_hashes_and_from_later_versions_are_read(store: Store, output: Path):
+    facts = json.loads((output / MANIFEST).read_text())
+    old = {name: value for name, value in facts.items() if name not in ("hashes", "place")}
+    (output / MANIFEST).write_text(json.dumps(old))
+    assert store.finished(output).files == {"parts/0.bin": 10, "empty": 0}
+    assert store.verify(output) is None
+    (output / "parts" / "0.bin").write_bytes(b"short")
+    assert store.finished(output) is None
+    (output / "parts" / "0.bin").write_bytes(b"0123456789")
+    (output / MANIFEST).write_text(json.dumps(facts | {"colour": "red"}))
+    assert store.finished(output) is not None
+
+
+def test_an_input_that_is_gone_or_damaged_is_not_handed_to_a_stage(store: Store, output: Path):
+    store.fetch(output)
+    (output / "empty").unlink()
+    with pytest.raises(Damaged, match=f"{output.name} is gone from the store, or damaged"):
+        store.fetch(output)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("file://relative/place", "three slashes"),
+        ("nothing://x/y", "no filesystem for this"),
+        ("sftp://host/x", "install that module"),
+        ("s3://", "names no bucket"),
+        ("s3://user:geheim@bucket/x", "holds a password"),
+        ("s3://bucket/x?secret_key=geheim", "holds secret_key in its query"),
+        ("s3://bucket/x?colour=red", "colour"),
+    ],
+)
+def test_a_uri_that_cannot_be_used_is_one_line_without_credentials(tmp_path: Path, uri: str, message: str):
+    with pytest.raises(UserError) as caught:
+        open_store(uri, work=tmp_path)
+    assert str(caught.value).startswith("paths.store=") and message in str(caught.value)
+    assert "geheim" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_and_a_file_uri_are_the_same_store(tmp_path: Path):
+    assert open_store(f"file://{tmp_path}/a%20b", work=tmp_path / "w").root == open_store(f"{tmp_path}/a b", work=tmp_path / "w").root
+    assert not (tmp_path / "w").exists()

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from mlflow import MlflowClient
 
-from pipelines import mlflow_runs
+from pipelines import mlflow_runs, sweep_jobs
 from pipelines.job_record import JobRecord
 from pipelines.sweep import FILES, SweepTable, write_sweep
 from pipelines.tracking import SweepInfo, Tracker, sqlite_uri
+from pipelines.tracking_settings import TrackingConfig
 from tasks.completion_files import Completion, write_completions
 from tests.results import ar_row, row, trained_row
 
@@ -25,7 +26,9 @@ def write_job(
     config = {"noise_schedule": kind, "rounds": [{"block_size": 8, "window": window, "noise_schedule": None}], "distill": {"mask": "nc"}}
     overrides = ["experiment=ablate_noise", f"noise_schedule={kind}", f"rounds.0.window={window}"]
     speed = sweep.parent / "store" / f"speed-{number}"
-    JobRecord(folder, number, overrides, config, {"prompts": "x", "round1/pack": str(pack), "round1/speed": str(speed)}, state, error).save()
+    JobRecord(
+        folder, number, overrides, config, {"prompts": "x", "round1/pack": str(pack), "round1/speed": str(speed)}, state=state, error=error
+    ).save()
     if rows is not None:
         write_speed(speed)
         (folder / "results.json").write_text(json.dumps({"rows": rows}))
@@ -34,11 +37,13 @@ def write_job(
         (pack / "manifest.json").write_text(json.dumps({"metrics": {"noise_ratio_mean": NOISE["mean"]}}))
 
 
-def write_speed(folder: Path) -> None:
-    """Ten prompts at block size 64, five of which took twice as many forwards, and the same in batches, which count for nothing here."""
+def write_speed(folder: Path, *, forwards: int = 20) -> None:
+    """Ten prompts at block size 64, five of which took 20 more forwards, and the same in batches, which count for nothing here."""
     folder.mkdir(parents=True)
     timed = [
-        Completion(i, "jacobi", 64, size, i, 4, [7] * 60, "", "eos", 20 + 20 * (i % 2), [], 1.0, 0.1, False) for size in (1, 16) for i in range(10)
+        Completion(i, "jacobi", 64, size, i, 4, [7] * 60, "", "eos", forwards + 20 * (i % 2), [], 1.0, 0.1, False)
+        for size in (1, 16)
+        for i in range(10)
     ]
     write_completions(folder / "speed-00000.parquet", timed, metadata={})
 
@@ -86,6 +91,34 @@ def test_the_table_has_every_job_its_settings_and_the_papers_numbers(sweep: Path
     assert "no &lt;memory&gt;" in page and "<memory>" not in page.split("</script>", 1)[1].split("<script", 1)[0]
 
 
+def test_several_benchmarks_are_lines_of_their_own(tmp_path: Path, capsys):
+    """The paper's figures are HumanEval's; intervals come from the answers to the benchmark that the line is of."""
+    sweep = tmp_path / "sweep"
+    for number, (kind, tpf) in enumerate({"linear": 2.0, "reverse": 1.5}.items()):
+        harder = [r | {"benchmark": "human_eval", "tpf": r["tpf"] - 0.4, "accuracy": 0.25} for r in results(tpf)]
+        write_job(sweep, number, kind, 8, rows=[*results(tpf), *harder])
+        record = json.loads((sweep / str(number) / "job.json").read_text())
+        record["stages"]["round1/human_eval/speed"] = str(tmp_path / f"timed-{number}")
+        (sweep / str(number) / "job.json").write_text(json.dumps(record))
+        write_speed(tmp_path / f"timed-{number}", forwards=40)
+    write_job(sweep, 2, "random", 4, state="failed", error="no memory")
+    assert write_sweep(sweep, paper="table4")
+    rows = json.loads((sweep / "sweep.json").read_text())["rows"]
+    assert [(row["number"], row["benchmark"]) for row in rows] == [
+        *((None, name) for name in ("minicode", "human_eval")),
+        *((number, name) for number in (0, 1) for name in ("minicode", "human_eval")),
+        (2, None),
+    ]
+    mine, theirs = rows[2:4]
+    assert (mine["tpf"]["jacobi@64"], theirs["tpf"]["jacobi@64"]) == (2.64, pytest.approx(2.24))
+    assert (mine["accuracy"], theirs["accuracy"]) == (0.95, 0.25)
+    assert mine["common_tpf_interval"][1] > 2.2 > theirs["common_tpf_interval"][1]
+    assert (mine["noise"], theirs["noise"]) == (NOISE, None) and (mine["paper"], theirs["paper"]["accuracy"]) == (None, 0.817)
+    assert capsys.readouterr().out.count("human_eval") >= 3
+    page = (sweep / "sweep.html").read_text()
+    assert "linear, 8, human_eval" in page and "linear, 8, minicode" in page
+
+
 def test_unequal_training_is_said(tmp_path: Path):
     write_job(tmp_path / "sweep", 0, "linear", 8, rows=results(2.0))
     write_job(tmp_path / "sweep", 1, "random", 8, rows=[r | {"train_tokens": r["train_tokens"] // 2} for r in results(2.0)])
@@ -110,22 +143,58 @@ def test_a_sweep_without_results_writes_nothing(tmp_path: Path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def hydra_config(sweep: Path, outputs: Path) -> SimpleNamespace:
-    paths = SimpleNamespace(tracking_uri=None, outputs=str(outputs))
-    return SimpleNamespace(hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(sweep))), paths=paths)
+TRACKING = TrackingConfig(experiment="e", wait_at_end=0)
+
+
+def hydra_config(sweep: Path) -> SimpleNamespace:
+    given = SimpleNamespace(task=["noise_schedule=linear,reverse,random", "rounds.0.window=8,4", "experiment=ablate_noise"])
+    hydra = SimpleNamespace(sweep=SimpleNamespace(dir=str(sweep)), overrides=given)
+    return SimpleNamespace(hydra=hydra, tracking=TRACKING)
 
 
 def test_it_is_attached_to_the_sweeps_mlflow_run(sweep: Path, tmp_path: Path):
     uri = sqlite_uri(tmp_path)
-    with Tracker.start(tracking_uri=uri, experiment="e", run_name="r", config={}, sweep=SweepInfo(sweep, "a sweep", ["a=1"])):
+    info = SweepInfo(sweep, "a sweep", ["a=1"])
+    with Tracker.start(tracking_uri=uri, backlog=tmp_path / "backlog", run_name="r", config={}, sweep=info, settings=TRACKING):
         pass
-    SweepTable(paper="table4").on_multirun_end(hydra_config(sweep, tmp_path))
+    SweepTable(paper="table4").on_multirun_end(hydra_config(sweep))
     client: MlflowClient = mlflow_runs.connect(uri)
     run_id = json.loads((sweep / "mlflow_sweep.json").read_text())["run_id"]
     assert {Path(item.path).name for item in client.list_artifacts(run_id, "sweep")} == set(FILES)
+    run = client.get_run(run_id)  # job 2 may have failed before it had a run of its own
+    assert (run.info.status, run.data.tags["jobs"]) == ("FAILED", "3")
+    assert run.data.tags["failed"] == "job 2"
 
 
 def test_a_table_that_cannot_be_made_changes_nothing(sweep: Path, tmp_path: Path, caplog):
     (sweep / "0" / "results.json").write_text("{")
-    SweepTable().on_multirun_end(hydra_config(sweep, tmp_path))
+    SweepTable().on_multirun_end(hydra_config(sweep))
     assert "its jobs are not affected" in caplog.text
+
+
+def test_jobs_are_named_by_what_tells_them_apart_and_their_codes_are_read_from_their_records(tmp_path: Path, monkeypatch):
+    folder = tmp_path / "sweep"
+    write_job(folder, 7, "linear", 8)  # of an earlier start in the same folder
+    monkeypatch.setattr(sweep_jobs, "begun", [])
+    SweepTable().on_multirun_start(hydra_config(folder))
+    assert list(sweep_jobs.records(folder)) == [] and sweep_jobs.exit_code() == 0
+    write_job(folder, 0, "linear", 8)
+    assert sweep_jobs.failed(folder) is None
+    write_job(folder, 1, "reverse", 8, state="failed", error="stage round1/distill failed: no memory")
+    change(folder / "1", code=2)
+    assert (sweep_jobs.failed(folder), sweep_jobs.exit_code()) == (1, 2)
+    change(folder / "0", cached=3)
+    write_job(folder, 2, "random", 4, state="unfinished")
+    change(folder / "1", code=0)
+    assert sweep_jobs.exit_code() == 1  # job 2 was killed
+    assert list(sweep_jobs.told(folder)) == [
+        "1 of 3 jobs were finished before and taken from the store",
+        "job 1 (noise_schedule=reverse rounds.0.window=8): stage round1/distill failed: no memory",
+        "job 2 (noise_schedule=random rounds.0.window=4): has not ended",
+        "2 of 3 jobs did not finish; the same command does only these again",
+    ]
+
+
+def change(job: Path, **values) -> None:
+    record = json.loads((job / "job.json").read_text())
+    (job / "job.json").write_text(json.dumps(record | values))

@@ -1,13 +1,17 @@
-"""What a cluster can never place is refused by arithmetic; no Ray is started here."""
+"""What a cluster can never place is refused by arithmetic, what cannot be joined at once; no Ray is started here."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tasks.cluster import check_workers, start_ray, worker_env
+from tasks.cluster import passed_on, start_ray, worker_env, worker_mistakes
 from tasks.stage import ClusterConfig, UserError
 
 
@@ -20,25 +24,75 @@ from tasks.stage import ClusterConfig, UserError
     ],
 )
 def test_more_workers_than_a_local_cluster_places_are_refused_by_name(settings):
-    with pytest.raises(UserError, match=rf"^cluster\.workers={settings['workers']} needs .* CPUs .*cluster\.num_cpus") as error:
-        check_workers(ClusterConfig(**settings))
-    assert "\n" not in str(error.value)
+    (mistake,) = worker_mistakes(ClusterConfig(**settings))
+    assert re.match(rf"cluster\.workers={settings['workers']} needs .* CPUs .*cluster\.num_cpus", mistake)
+    assert "\n" not in mistake
 
 
 @pytest.mark.parametrize("settings", [{}, {"workers": 3, "num_cpus": 4}, {"workers": 6, "cpus_per_worker": 0.5, "num_cpus": 4}])
 def test_what_fits_passes(settings):
-    check_workers(ClusterConfig(**settings))
+    assert not list(worker_mistakes(ClusterConfig(**settings)))
 
 
 def test_an_existing_cluster_and_local_gpus_are_not_guessed():
-    check_workers(ClusterConfig(workers=100, address="auto"))
-    check_workers(ClusterConfig(gpus_per_worker=1.0))
+    assert not list(worker_mistakes(ClusterConfig(workers=100, address="auto")))
+    assert not list(worker_mistakes(ClusterConfig(gpus_per_worker=1.0)))
 
 
 @pytest.mark.parametrize("name", ["workers", "threads_per_worker", "num_cpus"])
 def test_counts_below_one_are_refused_by_name(name):
-    with pytest.raises(UserError, match=rf"^cluster\.{name} must be at least 1, got 0"):
-        check_workers(ClusterConfig(**{name: 0}))
+    assert list(worker_mistakes(ClusterConfig(**{name: 0}))) == [f"cluster.{name} must be at least 1, got 0"]
+
+
+def test_all_that_is_wrong_is_told():
+    wrong = ClusterConfig(workers=0, num_cpus=-1, cpus_per_worker=-1.0, gpus_per_worker=-2.0, parallel_stages=0)
+    fields = ["parallel_stages", "workers", "num_cpus", "cpus_per_worker", "gpus_per_worker"]
+    assert [mistake.split(" ")[0] for mistake in worker_mistakes(wrong)] == [f"cluster.{field}" for field in fields]
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265", "https://head"])
+def test_addresses_of_other_kinds_are_refused_with_what_to_do(address):
+    (mistake,) = worker_mistakes(ClusterConfig(address=address))
+    assert mistake.startswith(f"cluster.address={address}: ") and "HOST:PORT" in mistake and "ray job submit" in mistake
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "no.such.host.invalid:6379", "nonsense"])
+def test_where_no_cluster_answers_is_told_at_once(address):
+    """Ray alone would try for two minutes, and end this process."""
+    with pytest.raises(UserError, match=rf"^cluster\.address={address}: no Ray cluster can be joined there from this machine"):
+        start_ray(ClusterConfig(address=address))
+
+
+def test_what_workers_elsewhere_need_of_the_environment_is_passed_on(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("HF_", "AWS_", "MLFLOW_", "TRANSFORMERS_", "TORCH", "NCCL_"))]:
+        monkeypatch.delenv(name)
+    theirs = {"HF_HUB_OFFLINE": "1", "AWS_REGION": "eu-1", "MLFLOW_TRACKING_INSECURE_TLS": "true", "https_proxy": "http://proxy:1"}
+    ours = {
+        "HF_HOME": "/disk/of/mine",
+        "HF_TOKEN": "s",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "MLFLOW_TRACKING_PASSWORD": "s",
+        "MLFLOW_RUN_ID": "1",
+        "EDITOR": "vi",
+    }
+    for name, value in {**theirs, **ours}.items():
+        monkeypatch.setenv(name, value)
+    passed = passed_on(ClusterConfig(address="head:6379"))
+    assert theirs.items() <= passed.items() and not ours.keys() & passed.keys()
+    assert passed_on(ClusterConfig()) == {}  # a local Ray's workers inherit all of it
+
+
+def test_a_jobs_own_environment_is_not_contradicted(monkeypatch):
+    """Ray refuses a driver that sets what `ray job submit` has set."""
+    asked = []
+    data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **settings: asked.append(settings), data=data, cluster_resources=lambda: {"CPU": 64.0}
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"working_dir": "gcs://x", "env_vars": {"OMP_NUM_THREADS": "8"}}}))
+    start_ray(ClusterConfig(address="auto"))
+    assert asked[0]["runtime_env"]["env_vars"].keys() >= {"OMP_WAIT_POLICY"} and "OMP_NUM_THREADS" not in asked[0]["runtime_env"]["env_vars"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +107,8 @@ def test_counts_below_one_are_refused_by_name(name):
     ],
 )
 def test_a_running_cluster_is_asked_what_it_has(monkeypatch, settings, resources, refused):
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: resources))
+    data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, data=data, cluster_resources=lambda: resources))
     if refused is None:
         start_ray(ClusterConfig(**settings))
     else:
@@ -76,3 +131,20 @@ def test_without_an_address_no_cluster_of_somebody_elses_is_joined(monkeypatch, 
 
 def test_every_worker_gets_its_threads():
     assert worker_env(ClusterConfig(threads_per_worker=3))["OMP_NUM_THREADS"] == "3"
+
+
+def test_ray_does_not_take_sigterm_from_whoever_handles_it(monkeypatch):
+    def ours(signum, frame): ...
+
+    def init(**settings):
+        signal.signal(signal.SIGTERM, lambda signum, frame: None)
+
+    data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, data=data, cluster_resources=lambda: {"CPU": 64.0})
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        start_ray(ClusterConfig())
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,26 @@
+"""Before the first stage: can this cluster do the work? Only where Ray has something to run; `tasks/cluster_checks.py` does the asking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jacobi_core.distillation.noise_schedule import is_own
+from pipelines.dag import PlannedStage
+from pipelines.room import as_ray_work
+from pipelines.schema import PipelineConfig
+from tasks.cluster_checks import check_cluster, check_own_gpus
+
+
+def check_before_the_first_stage(config: PipelineConfig, planned: Sequence[PlannedStage]) -> None:
+    """Raises UserError, one line per mistake. Starts no Ray for a run that is cached or that this process does alone."""
+    to_run = [p.stage.needs for p in planned if not p.cached]
+    if not as_ray_work(config.cluster, to_run) and not any(needs.spread for needs in to_run):
+        return
+    if config.cluster.address is None:
+        check_own_gpus(config.cluster)
+        return
+    folder = planned[0].folder.parent
+    on_objects = "://" in config.paths.store and not config.paths.store.startswith("file:")
+    kinds = {config.noise_schedule, *(r.noise_schedule for r in config.rounds if r.noise_schedule)}
+    modules = [kind.partition(":")[0] if ":" in kind else kind.rpartition(".")[0] for kind in sorted(kinds) if is_own(kind)]
+    check_cluster(config.cluster, folder=folder, setting="paths.work" if on_objects else "paths.store", modules=modules)
