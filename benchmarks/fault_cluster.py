@@ -115,7 +115,13 @@ class SmallDisk:
         (self.folder / "filler").unlink(missing_ok=True)
 
     def remove(self) -> None:
-        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+        unmount(self.folder)
+
+
+def unmount(folder: Path) -> None:
+    """Also what a drill has left that was killed itself."""
+    while folder.is_mount():
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 class Driver:

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_cluster import MARKER, QUIET, ROOT, Driver, Nodes, SmallDisk, TrackingServer, of_round, workers
+from benchmarks.fault_cluster import MARKER, QUIET, ROOT, Driver, Nodes, SmallDisk, TrackingServer, of_round, unmount, workers
 from benchmarks.fault_digests import digests, lost_and_doubled, trajectory_ids
 from tasks.artifacts import read_json, write_json
 
@@ -74,8 +74,8 @@ class Drill:
 
     def __init__(self, folder: Path, number: int, seed: int, *, small_disk: bool) -> None:
         self.folder, self.found = folder, Round(number, seed)
+        unmount(folder / "disk")
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         self.rng = random.Random(f"{seed} {number}")
         self.mark = f"{os.getpid()} {seed} {number}"
         os.environ[MARKER] = self.mark  # nodes, server and drivers inherit it
