@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.dashboards.made_store import STAGES, Made, fingerprint_of, make_store, write_results
+
+
+@pytest.fixture(autouse=True)
+def own_main() -> Iterator[None]:
+    """Streamlit's AppTest leaves its script as `__main__`, which later tests would start again in every process they spawn."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,7 @@ def test_answers_are_scored_again_without_the_model(tmp_path, stage_inputs, monk
     config = settings(sandbox=SandboxConfig(allow_code_execution=True, timeout_s=5))
     assert score(config, {**stage_inputs, "answers": tmp_path / "out", "speed": tmp_path / "out"}, again, StageContext()) == metrics
     assert artifacts.read_json(again / "evaluation.json") == evaluation and artifacts.read_json(again / "answers.json") == answers
-    assert sorted(p.name for p in again.iterdir()) == ["answers.json", "evaluation.json"]
+    assert sorted(p.name for p in again.iterdir()) == ["answers.json", "evaluation.json", "samples-evalplus.jsonl", "samples-human_eval.jsonl"]
 
 
 def test_a_worker_writes_what_this_process_would(tmp_path, stage_inputs):

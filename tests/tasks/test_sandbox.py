@@ -194,7 +194,7 @@ def test_refuses_where_the_user_cannot_be_dropped(monkeypatch):
 
 
 def test_channel_written_too_early_is_no_proof(host):
-    source = "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'0' * 32 + b'{\"error\": \"no\"}\\n' * 9999)\n    except OSError: pass\n"
+    source = "import os\nfor fd in range(3, 4096):\n    try: os.write(fd, b'0' * 32 + b'{\"error\": \"no\"}\\n' * 9999)\n    except OSError: pass\n"
     assert not run_program(source, CONFIG).passed
 
 
