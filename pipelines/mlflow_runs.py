@@ -164,7 +164,7 @@ def _told(connection: Connection, run: str) -> str:
 def reap(connection: Connection) -> None:
     """Ends the runs of processes that died without doing so (SIGKILL, power). Sweeps come last: their state follows from their jobs."""
     client, experiment_id = connection.client, connection.experiment_id
-    gone = [run for run in _running(client, experiment_id) if is_gone(run.data.tags)]
+    gone = [run for run in _found(client, experiment_id, "attributes.status = 'RUNNING'") if is_gone(run.data.tags)]
     for run in sorted(gone, key=lambda run: run.data.tags.get("kind") == "sweep"):
         if client.get_run(run.info.run_id).info.status != "RUNNING":
             continue  # its process ended it properly between the search and the look for the process
@@ -175,10 +175,11 @@ def reap(connection: Connection) -> None:
             client.set_terminated(run.info.run_id, "KILLED")
 
 
-def _running(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
+def _found(client: MlflowClient, experiment_id: str, wanted: str) -> Iterator[Run]:
+    """All of them: one answer of a store holds 1000 at most."""
     token = None
     while True:
-        page = client.search_runs([experiment_id], "attributes.status = 'RUNNING'", page_token=token)
+        page = client.search_runs([experiment_id], wanted, page_token=token)
         yield from page
         token = page.token
         if not token:
@@ -187,8 +188,7 @@ def _running(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
 
 def settle_sweep(client: MlflowClient, experiment_id: str, sweep_id: str) -> None:
     """No job knows whether it is the last, so each sets the state: RUNNING while one runs, else FAILED if any did not finish."""
-    jobs = client.search_runs([experiment_id], f"tags.`{PARENT}` = '{sweep_id}'")
-    states = {run.info.status for run in jobs}
+    states = {run.info.status for run in _found(client, experiment_id, f"tags.`{PARENT}` = '{sweep_id}'")}
     if "RUNNING" not in states:
         client.set_terminated(sweep_id, "FINISHED" if states <= {"FINISHED"} else "FAILED")
 

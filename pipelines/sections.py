@@ -7,6 +7,7 @@ would be told because of such a default is not told.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -64,6 +65,10 @@ class Sections:
             child = node[key]
         except OmegaConfBaseException as error:
             return self._refused(error, path, _default(kind, key) if kind else UNUSABLE)
+        if isinstance(child, float) and math.isnan(child):  # no comparison of a section's own checks finds it
+            self.mistakes.append(f"{path} must be a number, got nan")
+            self._replaced.add(path)
+            return _default(kind, key) if kind else UNUSABLE
         return self._object(child, path)
 
     def _sound(self, kind: type, values: dict[str, Any], path: str) -> Any:

@@ -36,7 +36,11 @@ class SweepTable(Callback):
         self.paper = paper
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        sweep_jobs.begin(Path(config.hydra.sweep.dir).resolve(), list(config.hydra.overrides.task))
+        from pipelines.tracking import SWEEP_MEMORY
+
+        folder = Path(config.hydra.sweep.dir).resolve()
+        sweep_jobs.begin(folder, list(config.hydra.overrides.task))
+        (folder / SWEEP_MEMORY).unlink(missing_ok=True)  # a sweep begun again is a run of its own: what failed before is no job of it
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Never raises: what the jobs computed, and the exit code, do not depend on a table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -26,5 +27,5 @@ class TrackingConfig:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.alias) or RESERVED.fullmatch(self.alias):
             raise ValueError(f"alias={self.alias!r}: MLflow takes letters, digits, _ and -, and keeps latest and v1, v2, ... to itself")
         for name in ("system_metrics_every", "wait_at_end"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be below 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number and not below 0, got {getattr(self, name)}")
