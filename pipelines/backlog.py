@@ -52,11 +52,16 @@ class Backlog:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self._lock(".append"):
             new = not self.file.exists()
-            with self.file.open("a", encoding="utf-8") as lines:
-                if new:
-                    lines.write(json.dumps({name: getattr(self, name) for name in HEADER}) + "\n")
-                # The newline in front keeps a line that a kill cut short from spoiling this one.
-                lines.write("\n" + json.dumps(record) + "\n")
+            try:
+                with self.file.open("a", encoding="utf-8") as lines:
+                    if new:
+                        lines.write(json.dumps({name: getattr(self, name) for name in HEADER}) + "\n")
+                    # The newline in front keeps a line that a kill cut short from spoiling this one.
+                    lines.write("\n" + json.dumps(record) + "\n")
+            except OSError:
+                if new:  # a full disk: half a header would hide all that follows
+                    self.file.unlink(missing_ok=True)
+                raise
 
     @contextmanager
     def turn(self) -> Iterator[bool]:

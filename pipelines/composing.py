@@ -43,7 +43,8 @@ def _mistakes(overrides: Sequence[str]) -> Iterator[str]:
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException as error:
-            told.append(config_error(_refusal([text]) or error))
+            message = config_error(_refusal([text]) or error)
+            told.append(message if text in message else f"{text}: {message}")  # the parser may name only what it had expected
             continue
         (groups if GROUP.match(override.key_or_group) else values).append(_single(override, text))
     if error := _refusal([text for _, text in groups]):

@@ -5,13 +5,16 @@ MLflow's own collectors, so that the numbers stand in its "System metrics" tab; 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from pipelines.mlflow_runs import said
+from pipelines.mlflow_runs import first_line
 
 PREFIX = "system/"
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,8 +36,9 @@ def watched(report: Callable[[Mapping[str, float], int], None], *, every: float)
 def _watch(report: Callable[[Mapping[str, float], int], None], every: float, over: threading.Event) -> None:
     monitors: list = []
     number = 0
-    while not over.wait(every):  # a stage shorter than that costs nothing
-        with said("system metrics are incomplete"):
+    told: set[str] = set()  # what fails at one look fails at all of them
+    while not over.wait(min(every, threading.TIMEOUT_MAX)):  # a stage shorter than that costs nothing
+        try:
             monitors = monitors or _monitors()
             numbers: dict[str, float] = {}
             for monitor in monitors:
@@ -43,6 +47,10 @@ def _watch(report: Callable[[Mapping[str, float], int], None], every: float, ove
                 monitor.clear_metrics()
             report({PREFIX + name: value for name, value in numbers.items()}, number)
             number += 1
+        except Exception as error:
+            if (line := first_line(error)) not in told:
+                told.add(line)
+                log.warning("system metrics are incomplete: %s", line)
 
 
 def _monitors() -> list:

@@ -61,6 +61,11 @@ def refused(result: tuple[int, list[str]]) -> str:
 
 
 CONFIG_MISTAKES = {
+    "evaluate.temperature=0.5,": "evaluate.temperature=0.5,: mismatched input",
+    # what no comparison finds
+    "distill.learning_rate=nan": "distill.learning_rate must be a number, got nan",
+    "rounds.0.learning_rate=nan": "rounds.0.learning_rate must be a number, got nan",
+    "tracking.wait_at_end=nan": "tracking.wait_at_end must be a number, got nan",
     # unknown names, with what was probably meant
     "nois_schedule=random": "nois_schedule: no such setting; nearest: noise_schedule",
     "distil.epochs=1": "distil: no such setting; nearest: distill",

@@ -1,6 +1,7 @@
 """What a sweep ends in, from hand-made results: jobs that finished, failed or were killed, and what is said about them."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,6 +165,22 @@ def test_it_is_attached_to_the_sweeps_mlflow_run(sweep: Path, tmp_path: Path):
     run = client.get_run(run_id)  # job 2 may have failed before it had a run of its own
     assert (run.info.status, run.data.tags["jobs"]) == ("FAILED", "3")
     assert run.data.tags["failed"] == "job 2"
+
+
+def test_a_sweep_begun_again_in_its_folder_does_not_end_in_what_failed_before(tmp_path: Path):
+    uri, folder, states = sqlite_uri(tmp_path), tmp_path / "sweep", []
+    for failure in (RuntimeError, None):
+        SweepTable().on_multirun_start(hydra_config(folder))
+        info = SweepInfo(folder, "a sweep", ["a=1"])
+        with (
+            suppress(RuntimeError),
+            Tracker.start(tracking_uri=uri, backlog=tmp_path / "backlog", run_name="r", config={}, sweep=info, settings=TRACKING),
+        ):
+            if failure:
+                raise failure
+        run_id = json.loads((folder / "mlflow_sweep.json").read_text())["run_id"]
+        states.append(mlflow_runs.connect(uri).get_run(run_id).info.status)
+    assert states == ["FAILED", "FINISHED"]
 
 
 def test_a_table_that_cannot_be_made_changes_nothing(sweep: Path, tmp_path: Path, caplog):

@@ -246,6 +246,18 @@ def test_an_experiment_that_another_process_just_made_is_used_and_a_deleted_one_
         pass
 
 
+def test_a_sweep_of_more_jobs_than_one_answer_holds_is_settled_by_all(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sweep, client = SweepInfo(tmp_path / "multirun", "sweep", []), mlflow_runs.connect(uri)
+    search = client.search_runs
+    monkeypatch.setattr(client, "search_runs", lambda *given, **named: search(*given, **{**named, "max_results": 1}))
+    with pytest.raises(RuntimeError), start(uri, "first", sweep=sweep):
+        raise RuntimeError
+    with start(uri, "second", sweep=sweep):
+        pass
+    monkeypatch.undo()
+    assert states(uri) == {"sweep": "FAILED", "first": "FAILED", "second": "FINISHED"}
+
+
 def test_the_uri_does_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert sqlite_uri(Path("outputs")) == f"sqlite:///{tmp_path}/outputs/mlflow.db"

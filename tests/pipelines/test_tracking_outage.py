@@ -1,6 +1,7 @@
 """What becomes of records while the tracking store is away: nothing is lost, doubled or out of order, and the run goes on."""
 
 import pickle
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -265,3 +266,16 @@ def test_points_of_one_run_are_sent_together(tmp_path: Path, monkeypatch: pytest
     sizes = []
     assert backlog.send_all(lambda record: sizes.append(len(record["metrics"]))) == 25
     assert sizes == [10, 10, 4, 1]
+
+
+def test_a_disk_that_was_full_at_the_first_record_hides_none_that_follow(tmp_path: Path):
+    backlog = Backlog(tmp_path / "b.jsonl", "http://nowhere", "e")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError):
+            backlog.append({"write": "a"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    backlog.append({"write": "b"})
+    assert Backlog.read(backlog.file) == backlog and backlog.waiting() == 1
