@@ -75,7 +75,7 @@ def write_sweep(folder: Path, *, paper: str | None) -> bool:
 
 def read_jobs(folder: Path, *, paper: str | None) -> tuple[list[dict[str, Any]], list[str]]:
     """The jobs as `dashboards.sweep` takes them, by number, and the overrides that all of them share."""
-    records = sorted(((read_json(path), path.parent) for path in folder.rglob(JOB)), key=lambda found: found[0]["number"])
+    records = sorted(((read_json(path), path.parent) for path in folder.glob(f"*/{JOB}")), key=lambda found: found[0]["number"])
     overrides = [record["overrides"] for record, _ in records]
     shared = [text for text in overrides[0] if all(text in others for others in overrides)] if overrides else []
     jobs = []

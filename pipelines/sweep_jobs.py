@@ -19,7 +19,7 @@ begun: list[Path] = []  # folders of the sweeps that this process has started: i
 
 def begin(folder: Path, overrides: Sequence[str]) -> None:
     """Called once, before the first job, by the process that starts them."""
-    for old in folder.rglob(JOB):  # of the same sweep, begun before: its states are not this one's
+    for old in folder.glob(f"*/{JOB}"):  # of the same sweep, begun before: its states are not this one's
         old.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     swept = [override.get_key_element() for override in OverridesParser.create().parse_overrides(list(overrides)) if override.is_sweep_override()]
@@ -37,7 +37,7 @@ def named(folder: Path, number: int, overrides: Sequence[str]) -> str:
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
     """Of the jobs that have begun, by number."""
-    yield from sorted((read_json(path) for path in folder.rglob(JOB)), key=lambda record: record["number"])
+    yield from sorted((read_json(path) for path in folder.glob(f"*/{JOB}")), key=lambda record: record["number"])
 
 
 def failed(folder: Path) -> int | None:

@@ -235,10 +235,14 @@ def _replay(arguments: Arguments) -> int:
     if not folder.is_dir():
         raise UserError(f"replay={folder}: no such folder")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    waiting = sum(channel.backlog.waiting() for channel in left_behind(folder))
-    arrived = send_left_behind(folder)
+    files = len(list(folder.glob(f"*{SUFFIX}")))
+    channels = list(left_behind(folder))
+    waiting = sum(channel.backlog.waiting() for channel in channels)
+    arrived = all([channel.deliver(now=True) for channel in channels])
     print(f"{waiting} waiting records" + (": all are sent" if arrived else ": not all could be sent, see above"))
-    return 0 if arrived else 1
+    if len(channels) < files:
+        print(f"{files - len(channels)} of {files} files could not be read, see above; they are left where they are")
+    return 0 if arrived and len(channels) == files else 1
 
 
 if __name__ == "__main__":

@@ -143,6 +143,12 @@ def test_away_at_the_start_is_an_outage_where_it_has_answered_before_and_a_wrong
     assert {runs[name].data.tags["mlflow.parentRunId"] for name in ("job0", "job1")} == {runs["sweep"].info.run_id}
 
 
+def test_replay_tells_of_a_file_that_cannot_be_read(tmp_path: Path, capsys):
+    (tmp_path / "torn.jsonl").write_text("not a record\n")
+    assert run_tool([f"replay={tmp_path}"], tracking.Arguments, tracking._replay) == 1
+    assert "1 of 1 files could not be read" in capsys.readouterr().out
+
+
 def test_replay_says_what_does_not_arrive(uri: str, tmp_path: Path, line: Line, capsys):
     with start(uri, tmp_path):
         line.cut = True
