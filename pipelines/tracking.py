@@ -238,7 +238,8 @@ def _replay(arguments: Arguments) -> int:
     files = len(list(folder.glob(f"*{SUFFIX}")))
     channels = list(left_behind(folder))
     waiting = sum(channel.backlog.waiting() for channel in channels)
-    arrived = all([channel.deliver(now=True) for channel in channels])
+    delivered = [channel.deliver(now=True) for channel in channels]  # all are tried
+    arrived = all(delivered)
     print(f"{waiting} waiting records" + (": all are sent" if arrived else ": not all could be sent, see above"))
     if len(channels) < files:
         print(f"{files - len(channels)} of {files} files could not be read, see above; they are left where they are")
