@@ -144,7 +144,7 @@ def _evaluate_on(name: str, settings: EvaluateConfig, *, prompts: str, model: st
     machine = {"machine": machine_identity()}
     yield Stage(f"{name}/speed", "speed", 1, "tasks.evaluate.stage:time_decoders", speed, inputs=inputs, external=machine, resumable=True)
     inputs = {**inputs, "answers": f"{name}/answers", "speed": f"{name}/speed"}
-    yield Stage(f"{name}/evaluate", "evaluate", 3, "tasks.evaluate.stage:score", settings, inputs=inputs)
+    yield Stage(f"{name}/evaluate", "evaluate", 4, "tasks.evaluate.stage:score", settings, inputs=inputs)
 
 
 def _tune(config: PipelineConfig, *, final: str, cache: Path) -> Iterator[Stage]:
