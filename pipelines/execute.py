@@ -20,7 +20,7 @@ from pipelines.room import Room, as_ray_work
 from pipelines.store import Damaged, Manifest, Store, git_sha, plain
 from pipelines.timings import StageTime, Timings
 from pipelines.tracking import Tracker
-from tasks.cluster import start_ray, start_seconds
+from tasks.cluster import nodes, start_ray, start_seconds
 from tasks.remote import PATIENCE, PATIENCE_WITH_WORKERS, Ran, StageCall, Stopped, WorkerLost, run_here, run_on_ray
 from tasks.stage import ClusterConfig, StageContext
 
@@ -150,10 +150,8 @@ class _Execution:
     def _ray(self) -> Room:
         """Started where it is not running: a stage that was timed may have ended it."""
         start_ray(self.context.cluster)
-        import ray
-
-        found = ray.cluster_resources()
-        self.room = Room(found.get("CPU", 0), found.get("GPU", 0))
+        machines = nodes()
+        self.room = Room(sum(cpus for cpus, _ in machines), sum(gpus for _, gpus in machines), machines)
         return self.room
 
     def _in_thread(self, planned: PlannedStage, start_up: float) -> None:
@@ -212,7 +210,7 @@ class _Execution:
                 log.info("%s: cached%s", label, _headline(manifest.metrics))
                 with self.tracker.stage(stage.id, fingerprint=planned.fingerprint, params=manifest.config, cached=True) as run_id:
                     self.tracker.log_metrics(manifest.metrics, run_id=run_id)
-                    self.tracker.log_lineage(planned, manifest, run_id=run_id)
+                    self.tracker.log_lineage(planned, manifest, run_id=run_id, folder=self.store.address(planned.folder, manifest))
         took.start_up += start_up  # before this life began
         if not took.cached:
             split = f"{took.start_up:.1f} s start-up, {took.ours:.1f} s ours"
@@ -264,7 +262,7 @@ class _Execution:
                 git_sha=git_sha(),
             )
             manifest = self.store.commit(planned.folder, manifest)
-            self.tracker.log_lineage(planned, manifest, run_id=run_id)
+            self.tracker.log_lineage(planned, manifest, run_id=run_id, folder=self.store.address(planned.folder, manifest))
             ours = time.monotonic() - clock - seconds
             self.tracker.log_metrics({**numbers, "seconds": seconds, "seconds_start_up": took.start_up, "seconds_ours": ours}, run_id=run_id)
         return manifest

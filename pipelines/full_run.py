@@ -42,6 +42,7 @@ from pipelines.job_record import JobRecord
 from pipelines.schema import PipelineConfig
 from pipelines.stages import build_graph
 from pipelines.store import Store, open_store, plain
+from pipelines.store.uri import refuse_credentials_on
 from pipelines.store.uses import in_use, results_of
 from pipelines.timings import TIMINGS, Timings
 from pipelines.tracking import BACKLOG, SweepInfo, Tracker, sqlite_uri, ui_command
@@ -63,9 +64,12 @@ def main(only: str | None = None) -> int:
         codes.append(_run_job(composed, only))
 
     try:
+        refuse_credentials_on(sys.argv[1:])
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse("\n".join(composing_mistakes(sys.argv[1:], error)))
+    except UserError as error:
+        return _refuse(str(error))
     except OSError as error:  # Hydra makes its run folder before we are asked
         if error.filename is None:
             raise

@@ -17,26 +17,26 @@ LAST_EXPORT = "export/final"  # the report's name for the model a run ends in
 DIGEST = 36  # characters that MLflow takes
 
 
-def datasets(planned: PlannedStage, manifest: Manifest) -> list[dict[str, str]]:
-    """As `mlflow_writes.log_datasets` takes them: a digest is the fingerprint of the stage that made the data."""
+def datasets(planned: PlannedStage, manifest: Manifest, folder: str) -> list[dict[str, str]]:
+    """As `mlflow_writes.log_datasets` takes them: a digest is the fingerprint of the stage that made the data. folder: URI of its output."""
     stage = planned.stage
     if stage.kind == "prompts":  # made from outside: named as the user named it
         named = {name: manifest.config.get(name) for name in ("source", "path", "subset", "revision", "train", "validation", "test", "seed")}
-        outside = {**named, "identity": stage.external.get("data"), "folder": planned.folder.as_uri()}
+        outside = {**named, "identity": stage.external.get("data"), "folder": folder}
         return [_dataset("prompts", planned.fingerprint, outside, profile=manifest.metrics, context="training")]
     context = "evaluation" if stage.kind in JUDGING else "training"
     return [
-        _dataset(name, planned.upstream[name], {"folder": folder.as_uri()}, context=context)
-        for name, folder in planned.inputs.items()
+        _dataset(name, planned.upstream[name], {"folder": source.as_uri()}, context=context)
+        for name, source in planned.inputs.items()
         if name in DATA
     ]
 
 
-def export(planned: PlannedStage) -> dict[str, str] | None:
+def export(planned: PlannedStage, folder: str) -> dict[str, str] | None:
     """As `mlflow_writes.register_model` takes it; None for a stage that makes no checkpoint."""
     if planned.stage.kind not in EXPORTS:
         return None
-    return {"stage": planned.stage.id, "fingerprint": planned.fingerprint, "folder": planned.folder.as_uri()}
+    return {"stage": planned.stage.id, "fingerprint": planned.fingerprint, "folder": folder}
 
 
 def last_export(planned: PlannedStage) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.stage import ClusterConfig
 
@@ -46,13 +46,16 @@ class Room:
 
     cpus: float
     gpus: float
+    machines: tuple[tuple[float, float], ...] = ()  # CPUs and GPUs of each as a whole; empty: it is one machine
 
     def holds(self, needs: Needs) -> bool:
-        return needs.cpus <= self.cpus and needs.gpus <= self.gpus
+        """Whether there is as much; for what is not spread, on some machine that has as much: Ray would wait for one for ever."""
+        on_one = needs.spread or not self.machines or any(needs.cpus <= cpus and needs.gpus <= gpus for cpus, gpus in self.machines)
+        return on_one and needs.cpus <= self.cpus and needs.gpus <= self.gpus
 
     def less(self, taken: Iterable[Needs]) -> Room:
         taken = list(taken)
-        return Room(self.cpus - sum(n.cpus for n in taken), self.gpus - sum(n.gpus for n in taken))
+        return replace(self, cpus=self.cpus - sum(n.cpus for n in taken), gpus=self.gpus - sum(n.gpus for n in taken))
 
 
 def threads() -> int:

@@ -18,7 +18,8 @@ from omegaconf import DictConfig
 from dashboards.paper_numbers import LEGENDS, check_table, paper_cell
 from pipelines import sweep_jobs
 from pipelines.job_record import JOB
-from pipelines.store import MANIFEST
+from pipelines.store import MANIFEST, Damaged, open_store
+from pipelines.store.uri import is_remote
 from tasks.artifacts import read_json, write_json, write_text
 from tasks.completion_files import read_completions
 
@@ -89,35 +90,47 @@ def read_jobs(folder: Path, *, paper: str | None) -> tuple[list[dict[str, Any]],
                 "settings": dict(text.split("=", 1) for text in record["overrides"] if text not in shared and "=" in text),
                 "error": None if finished else why,
                 "rows": read_json(results)["rows"] if finished else None,
-                "timed": _timed(record["stages"]) if finished else None,
-                "noise": _noise(record["stages"]),
+                "timed": _timed(record) if finished else None,
+                "noise": _noise(record),
                 "paper": paper_cell(paper, record["config"]) if record["config"] else None,
             }
         )
     return jobs, shared
 
 
-def _timed(stages: Mapping[str, str]) -> dict[str, dict[str, list[tuple[int, int]]]]:
+def _timed(record: Mapping[str, Any]) -> dict[str, dict[str, list[tuple[int, int]]]]:
     """Tokens and forwards of every prompt that was timed alone, by model and "method@block size"."""
     found: dict[str, dict[str, list[tuple[int, int]]]] = {}
-    for stage, place in stages.items():
+    for stage in record["stages"]:
         model, _, kind = stage.rpartition("/")
         if kind != "speed":
             continue
-        for completion in read_completions(Path(place), "speed"):
+        for completion in read_completions(_at_hand(record, stage), "speed"):
             if completion.batch_size == 1:
                 name = f"{completion.method}@{completion.block_size}"
                 found.setdefault(model, {}).setdefault(name, []).append((len(completion.tokens), completion.forwards))
     return found
 
 
-def _noise(stages: Mapping[str, str]) -> dict[str, Any] | None:
+def _noise(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of the last round; None where it was not packed."""
-    packed = [Path(place) for stage, place in stages.items() if stage.startswith("round") and stage.endswith("/pack")]
-    if not packed or not (packed[-1] / MANIFEST).exists():
+    packed = [stage for stage in record["stages"] if stage.startswith("round") and stage.endswith("/pack")]
+    try:
+        folder = _at_hand(record, packed[-1]) if packed else None
+    except Damaged:
         return None
-    noise = read_json(packed[-1] / "noise.json")
-    return {"edges": noise["edges"], "counts": noise["counts"], "mean": read_json(packed[-1] / MANIFEST)["metrics"]["noise_ratio_mean"]}
+    if folder is None or not (folder / MANIFEST).exists():
+        return None
+    noise = read_json(folder / "noise.json")
+    return {"edges": noise["edges"], "counts": noise["counts"], "mean": read_json(folder / MANIFEST)["metrics"]["noise_ratio_mean"]}
+
+
+def _at_hand(record: Mapping[str, Any], stage: str) -> Path:
+    """The folder of a job's stage; of a store on object storage it is fetched first, which raises Damaged where it is not finished."""
+    folder, uri = Path(record["stages"][stage]), record["config"]["paths"]["store"]
+    if is_remote(uri):
+        open_store(uri, work=folder.parent, read_only=True).fetch(folder)
+    return folder
 
 
 def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:

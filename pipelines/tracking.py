@@ -168,14 +168,17 @@ class Tracker:
         """Copies a file into `folder` of the run's artifacts; of the pipeline run's when `run_id` is None."""
         self.channel.send("log_file", run=run_id or self.run_id, path=str(Path(path).resolve()), folder=folder)
 
-    def log_lineage(self, planned: PlannedStage, manifest: Manifest, *, run_id: str) -> None:
-        """The data that a finished stage's run was made from and, of an export, the registered model that it is."""
-        datasets = lineage.datasets(planned, manifest)
+    def log_lineage(self, planned: PlannedStage, manifest: Manifest, *, run_id: str, folder: str) -> None:
+        """The data that a finished stage's run was made from and, of an export, the registered model that it is.
+
+        folder: URI of the stage's output; on object storage `planned.folder` may hold nothing.
+        """
+        datasets = lineage.datasets(planned, manifest, folder)
         if datasets:
             self.channel.send("log_datasets", run=run_id, datasets=datasets)
         if planned.stage.kind == "prompts":
             self.channel.send("log_datasets", run=self.run_id, datasets=datasets)
-        export, last_export = lineage.export(planned), lineage.last_export(planned)
+        export, last_export = lineage.export(planned, folder), lineage.last_export(planned)
         if self.settings.register and export:
             self.channel.send("register_model", run=run_id, model=self.model, **export)
         if self.settings.register and last_export:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tasks.stage import ClusterConfig, UserError
@@ -107,8 +107,24 @@ def _start(cluster: ClusterConfig) -> None:
         _restore_sigterm(on_sigterm)
     ray.data.DataContext.get_current().enable_progress_bars = False  # stages print one line of their own
     logging.getLogger("ray.data").setLevel(logging.WARNING)  # after its import, which sets it
-    for shortage in _shortages(cluster, ray.cluster_resources()):
+    for shortage in (*_shortages(cluster, ray.cluster_resources()), *_too_wide(cluster, nodes())):
         raise UserError(shortage)
+
+
+def nodes() -> tuple[tuple[float, float], ...]:
+    """CPUs and GPUs of every machine of the cluster, whether free or not."""
+    import ray
+
+    return tuple((there.get("CPU", 0.0), there.get("GPU", 0.0)) for there in (node["Resources"] for node in ray.nodes() if node["Alive"]))
+
+
+def _too_wide(cluster: ClusterConfig, machines: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A worker runs on one machine, however much all of them have together."""
+    if not any(cluster.cpus_per_worker <= cpus and cluster.gpus_per_worker <= gpus for cpus, gpus in machines):
+        yield (
+            f"cluster.cpus_per_worker={cluster.cpus_per_worker:g}, cluster.gpus_per_worker={cluster.gpus_per_worker:g}: no node of the cluster "
+            f"has as much (CPUs and GPUs of each: {', '.join(f'{cpus:g} and {gpus:g}' for cpus, gpus in machines)}); lower them"
+        )
 
 
 def _restore_sigterm(handler: Any) -> None:

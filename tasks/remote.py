@@ -100,7 +100,7 @@ def run_on_ray(call: StageCall, *, cpus: float, gpus: float, threads: int, patie
     except ray.exceptions.RayError as error:
         if stop.is_set():
             raise Stopped from error
-        raise WorkerLost(str(error).strip().splitlines()[0]) from error
+        raise WorkerLost(next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
     finally:
         ray.kill(mailbox)
     return Ran(metrics, seconds - start_up, time.monotonic() - began - seconds + start_up)

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import logging
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -101,6 +102,10 @@ class Store:
         if self.finished(folder) is None:
             raise Damaged(f"{folder.name} is gone from the store, or damaged")
 
+    def address(self, folder: Path, manifest: Manifest) -> str:
+        """URI under which a finished output lies in the store, for those who come later."""
+        return folder.as_uri()
+
     @contextmanager
     def claim(self, fingerprint: str) -> Iterator[None]:
         """One process at a time per fingerprint, on all machines that share the disk. Says whom it waits for. See `claim`."""
@@ -148,12 +153,14 @@ class Store:
         files.write_whole(folder / MANIFEST, manifest.to_json(), scratch=folder / f"{MANIFEST}.tmp")
 
     def _wipe(self, folder: Path) -> None:
-        """Renamed first, so that a kill during the deletion cannot leave half a folder to be resumed."""
-        condemned = folder.with_name(f".wiped-{folder.name}")
-        shutil.rmtree(condemned, ignore_errors=True)
-        folder.rename(condemned)
+        """Renamed first, so that a kill during the deletion cannot leave half a folder to be resumed.
+
+        What cannot be deleted now (NFS keeps a file that is being read on another machine) is for the next time, or `prune`.
+        """
+        folder.rename(folder.with_name(f".wiped-{folder.name}-{secrets.token_hex(4)}"))
         self._checked(folder).unlink(missing_ok=True)
-        shutil.rmtree(condemned)
+        for condemned in self.root.glob(f".wiped-{folder.name}*"):
+            shutil.rmtree(condemned, ignore_errors=True)
 
     def _checked(self, folder: Path) -> Path:
         return self.root / ".checked" / f"{folder.name}.json"
@@ -189,7 +196,10 @@ class Store:
                 state = "unfinished" if manifest is None else "damaged" if self.damage(folder, manifest) else "finished"
                 if state != "finished" and self.is_claimed(match["fingerprint"]):
                     state = "computing"
-            size, written = _extent(folder)
+            try:
+                size, written = _extent(folder)
+            except FileNotFoundError:  # a run, or another prune, has just taken it away
+                continue
             found.append(Entry(folder.name, state, manifest, size, now - written))
         return found
 

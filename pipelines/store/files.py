@@ -84,7 +84,11 @@ def damage(folder: Path, manifest: Manifest, *, known: Mapping[str, list] | None
         if wanted is not None and not trusted:
             to_hash.append(name)
     stamps: Stamps = {}
-    for name, digest in zip(to_hash, each(lambda name: sha256(folder / name), to_hash), strict=True):
+    try:
+        digests = each(lambda name: sha256(folder / name), to_hash)
+    except OSError as error:  # a bad disk, or a deletion meanwhile
+        return f"{error.filename or 'a file'} cannot be read ({error.strerror})", {}
+    for name, digest in zip(to_hash, digests, strict=True):
         if digest != manifest.hashes[name]:
             return f"{name} has other content than was written (sha256 differs)", {}
         if manifest.files[name] > SMALL:

@@ -124,6 +124,9 @@ class ObjectStore(Store):
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
+    def address(self, folder: Path, manifest: Manifest) -> str:
+        return f"{self._shown.partition('=')[2].rstrip('/')}/{folder.name}/{manifest.place}"
+
     def salvage(self, folder: Path) -> Manifest | None:
         """Uploads a result that is whole in the work folder and not in the store: its upload failed, or the objects were lost."""
         manifest = Manifest.read(folder)
@@ -137,8 +140,8 @@ class ObjectStore(Store):
         return self._upload(folder, super().commit(folder, dataclasses.replace(manifest, place=None)))
 
     def withdraw(self, name: str) -> None:
-        """Its output is no longer finished; what it leaves is for `prune`."""
-        with self._said():
+        """Its output is no longer finished, whoever was first to say so; what it leaves is for `prune`."""
+        with self._said(), suppress(FileNotFoundError):
             self.filesystem.delete_file(self._path(f"{name}/{MANIFEST}"))
 
     def _upload(self, folder: Path, manifest: Manifest) -> Manifest:
@@ -226,14 +229,14 @@ class ObjectStore(Store):
         """places: name below the stage's folder -> path below that folder -> object."""
         manifest = self.manifest(name) if MANIFEST in places else None
         for place, objects in places.items():
-            size, age = sum(info.size for info in objects.values()), now - max(info.mtime_ns for info in objects.values()) / 1e9
+            size, age = sum(info.size for info in objects.values()), now - max(map(_written, objects.values()))
             if manifest is None or place not in (MANIFEST, manifest.place):
                 yield Entry(f"{name}/{place}", "left over", None, size, age)
         if manifest is not None:
             objects = places.get(manifest.place, {})
             there = {path.partition("/")[2]: info.size for path, info in objects.items()}
             state = "finished" if all(there.get(file) == size for file, size in manifest.files.items()) else "damaged"
-            written = max(info.mtime_ns for info in [*objects.values(), places[MANIFEST][MANIFEST]]) / 1e9
+            written = max(map(_written, [*objects.values(), places[MANIFEST][MANIFEST]]))
             yield Entry(name, state, manifest, sum(there.values()), now - written)
 
     def remove(self, entry: Entry) -> bool:
@@ -241,11 +244,10 @@ class ObjectStore(Store):
         if entry.name.startswith("."):
             return super().remove(entry)
         if entry.manifest is not None:
-            with suppress(FileNotFoundError):
-                self.withdraw(entry.name)
+            self.withdraw(entry.name)
             entry = dataclasses.replace(entry, name=f"{entry.name}/{entry.manifest.place}")
         path = self._path(entry.name)
-        with self._said():
+        with self._said(), suppress(FileNotFoundError):  # another prune was faster
             if self.filesystem.get_file_info(path).type == FileType.File:
                 self.filesystem.delete_file(path)
             else:
@@ -258,20 +260,26 @@ class ObjectStore(Store):
         self._put(f"{USES}/{name}", text.encode())
 
     def drop_note(self, name: str) -> None:
-        self.filesystem.delete_file(self._path(f"{USES}/{name}"))
+        with self._said(), suppress(FileNotFoundError):
+            self.filesystem.delete_file(self._path(f"{USES}/{name}"))
 
     def notes(self) -> dict[str, tuple[str, float]]:
         found, now = {}, self.now()
         with self._said():
             for name, info in sorted(self._listing(USES).items()):
                 if name.endswith(".json"):
-                    with self.filesystem.open_input_stream(info.path) as stream:
-                        found[name] = (stream.read().decode(errors="replace"), now - info.mtime_ns / 1e9)
+                    with suppress(FileNotFoundError), self.filesystem.open_input_stream(info.path) as stream:  # a prune may just have removed it
+                        found[name] = (stream.read().decode(errors="replace"), now - _written(info))
         return found
 
     def now(self) -> float:
         try:
             self._put(PROBE, b"")
-            return self.filesystem.get_file_info(self._path(PROBE)).mtime_ns / 1e9
+            return _written(self.filesystem.get_file_info(self._path(PROBE)))
         except OSError:  # a store that may only be read
             return time.time()
+
+
+def _written(info: FileInfo) -> float:
+    """When, in seconds since 1970; now where the filesystem does not tell, as some of fsspec do not: nothing there is ever old."""
+    return time.time() if info.mtime_ns is None else info.mtime_ns / 1e9

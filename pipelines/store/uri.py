@@ -7,6 +7,7 @@ config, which is logged. Errors show the URI without its query.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -53,6 +54,17 @@ def open_store(uri: str, *, work: Path, setting: str = "paths.store", read_only:
     store = ObjectStore(filesystem, base, work=work, shown=f"{setting}={shown}")
     store.check(read_only=read_only)
     return store
+
+
+def refuse_credentials_on(command_line: Iterable[str], *, setting: str = "paths.store") -> None:
+    """Raises UserError for a store's URI that holds some: before Hydra writes the command line into the run's folder."""
+    for text in command_line:
+        name, _, value = text.partition("=")
+        if name.lstrip("+") == setting:
+            for uri in re.split(r",(?=['\"]?[a-z][\w+.-]*://)", value):  # of a sweep
+                uri = uri.strip("'\" ")
+                if is_remote(uri):
+                    _refuse_credentials(uri, without_query(uri), setting)
 
 
 def without_query(uri: str) -> str:

@@ -45,8 +45,8 @@ def run(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context
         plan = StepPlan.make(config, rows.lengths, token_budget=job.token_budget)
         log.info("distill: %d steps of %d rows, %d tokens", plan.total_steps, plan.batch_size, int(rows.lengths[plan.order].sum()))
         _fit(job, context)
-    shutil.rmtree(job.storage, ignore_errors=True)
     training = artifacts.read_json(job.training)
+    shutil.rmtree(job.storage, ignore_errors=True)  # only now: without training.json it holds all that there is
     _check_collapse(job, training)
     shutil.rmtree(job.best, ignore_errors=True)
     return _metrics(training)

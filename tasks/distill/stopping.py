@@ -39,7 +39,7 @@ def stop_politely(work: Callable[[], T], stop_file: Path) -> T:
         received.append(number)
         if len(received) > 1:
             restore()
-            signal.raise_signal(number)
+            _take_effect(number)
             return
         stop_file.touch()
         log.warning("%s: saving a checkpoint before the end; once more ends at once", signal.Signals(number).name)
@@ -62,10 +62,19 @@ def stop_politely(work: Callable[[], T], stop_file: Path) -> T:
         restore()
         stop_file.unlink(missing_ok=True)
     if received:
-        signal.raise_signal(received[0])
+        _take_effect(received[0])
     if "error" in outcome:
         raise outcome["error"]
     return outcome["value"]
+
+
+def _take_effect(number: int) -> None:
+    """A Python handler is called, not signalled: Ray's worker processes block SIGINT, and a cancelled stage would go on as if it were finished."""
+    handler = signal.getsignal(number)
+    if callable(handler):
+        handler(number, None)
+    else:
+        signal.raise_signal(number)
 
 
 class StopFile:

@@ -58,7 +58,7 @@ class Notes:
     def log_metrics(self, metrics, *, run_id=None):
         self.metrics[run_id] = dict(metrics)
 
-    def log_lineage(self, planned, manifest, *, run_id):
+    def log_lineage(self, planned, manifest, *, run_id, folder):
         pass
 
 

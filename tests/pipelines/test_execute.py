@@ -150,6 +150,15 @@ def test_what_the_whole_cluster_cannot_hold_runs_here(machines: Machines, tmp_pa
     assert sorted(notes.ran) == ["huge", "other", "small"]
 
 
+def test_what_no_single_machine_can_hold_runs_here(machines: Machines, tmp_path: Path, monkeypatch):
+    """Ray would wait for such a machine for ever."""
+    machines.room = Room(8, 0, ((4, 0), (4, 0)))
+    here, work = [], machines.run_here
+    monkeypatch.setattr(execution, "run_here", lambda call: here.append(call.config.text) or work(call))
+    run(Graph([stage("wide", needs=Needs(cpus=6)), stage("spread", needs=Needs(cpus=7, spread=True)), stage("small")]), tmp_path)
+    assert here == ["wide"]
+
+
 def test_a_timed_stage_has_the_machine_for_itself_and_comes_after_what_is_ready(machines: Machines, tmp_path: Path):
     graph = Graph([stage("a"), stage("speed", "a", needs=Needs.timed()), stage("b", "a"), stage("c", "a"), stage("d", "b")])
     run(graph, tmp_path)
@@ -247,6 +256,9 @@ def test_needs_follow_from_the_cluster():
     assert Needs.computing(cpus) == Needs(cpus=threads(), gpus=0)
     assert Needs.computing(gpus) == Needs(cpus=1, gpus=1)
     assert Room(8, 2).less([Needs(cpus=3, gpus=1)]) == Room(5, 1)
+    apart = Room(8, 1, ((6, 0), (2, 1)))
+    assert apart.holds(Needs(cpus=6)) and apart.holds(Needs(cpus=2, gpus=1)) and apart.holds(Needs(cpus=8, gpus=1, spread=True))
+    assert not apart.holds(Needs(cpus=4, gpus=1)) and not apart.less([Needs(cpus=3)]).holds(Needs(cpus=6))
 
 
 @pytest.mark.parametrize(

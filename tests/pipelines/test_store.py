@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import full_run
 from pipelines.store import MANIFEST, Damaged, Manifest, Store, files, fingerprint, open_store, plain
 from tasks.stage import UserError
 
@@ -197,6 +198,40 @@ def test_an_input_that_is_gone_or_damaged_is_not_handed_to_a_stage(store: Store,
     (output / "empty").unlink()
     with pytest.raises(Damaged, match=f"{output.name} is gone from the store, or damaged"):
         store.fetch(output)
+
+
+def test_a_file_that_cannot_be_read_is_damage_and_no_crash(store: Store, output: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(path: Path) -> str:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(files, "sha256", broken)
+    assert store.finished(output) is None
+    assert "cannot be read (Input/output error)" in store.verify(output)
+
+
+def test_what_a_deletion_had_to_leave_does_not_stop_the_next_one(store: Store, output: Path, monkeypatch: pytest.MonkeyPatch):
+    """On NFS a file that is being read elsewhere stays, and its folder with it."""
+    monkeypatch.setattr("pipelines.store.disk.shutil.rmtree", lambda path, ignore_errors=False: None)
+    for _ in range(2):
+        store.prepare(output, resume=False)
+        assert list(output.iterdir()) == []
+    monkeypatch.undo()
+    store.prepare(output, resume=False)
+    assert not list(store.root.glob(".wiped-*"))
+
+
+@pytest.mark.parametrize(
+    "given", ["paths.store='s3://b/x?secret_key=geheim'", "+paths.store=s3://u:geheim@b/x", "paths.store='s3://b/x','s3://b/y?access_key=geheim'"]
+)
+def test_credentials_on_the_command_line_are_refused_before_hydra_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, given: str
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["full_run", "experiment=smoke", "dry_run=true", given])
+    assert full_run.main() == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: paths.store=s3://b/") and "geheim" not in printed
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

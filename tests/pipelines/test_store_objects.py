@@ -15,9 +15,11 @@ from moto.server import ThreadedMotoServer
 from pipelines.dag import plan
 from pipelines.execute import StageFailed, execute
 from pipelines.store import Damaged, Manifest, Store, open_store
+from pipelines.store.inventory import table
 from pipelines.store.objects import ObjectStore
 from pipelines.store.prune import prune
 from pipelines.store.uses import in_use, recorded, results_of
+from pipelines.sweep import _noise
 from tasks.stage import ClusterConfig, UserError
 from tests.pipelines.test_dag import Notes, diamond
 from tests.pipelines.test_store import FACTS
@@ -232,6 +234,39 @@ def test_prune_removes_the_manifest_first_and_nothing_that_a_run_uses(uri: str, 
     assert store.entries() == [] and recorded(store) == {}
 
 
+def test_what_another_has_removed_meanwhile_is_no_error(uri: str, tmp_path: Path):
+    store = open_store(uri, work=tmp_path / "here")
+    run(store)
+    store.write_note("run.json", "{}")
+    entries = store.entries()
+    assert len(entries) == 5
+    for _ in range(2):  # as two prunes at once would
+        store.withdraw(entries[0].name)
+        assert all(store.remove(entry) for entry in entries)
+        store.drop_note("run.json")
+    assert store.entries() == [] and store.notes() == {}
+
+
+def test_an_output_has_an_address_that_outlives_the_work_folder(uri: str, tmp_path: Path):
+    store = open_store(uri, work=tmp_path / "here")
+    run(store)
+    place = folder(store, "a")
+    assert store.address(place, store.finished(place)) + "/text" == f"s3://{object_path(store, 'a')}"
+
+
+def test_a_sweeps_table_reads_what_was_never_downloaded(uri: str, tmp_path: Path):
+    store = open_store(uri, work=tmp_path / "there")
+    pack = store.folder("pack", FACTS["fingerprint"])
+    store.prepare(pack, resume=False)
+    (pack / "noise.json").write_text('{"edges": [0, 1], "counts": [3]}')
+    store.commit(pack, Manifest(**{**FACTS, "metrics": {"noise_ratio_mean": 0.5}}))
+    here = tmp_path / "here"
+    record = {"stages": {"round1/pack": str(here / pack.name)}, "config": {"paths": {"store": uri}}}
+    assert _noise(record) == {"edges": [0, 1], "counts": [3], "mean": 0.5}
+    record["stages"]["round2/pack"] = str(here / f"pack-{'0' * 16}")
+    assert _noise(record) is None  # the last round was not packed
+
+
 def test_two_runs_with_one_work_folder_wait_for_each_other(uri: str, tmp_path: Path):
     store = open_store(uri, work=tmp_path / "here")
     with store.claim(FACTS["fingerprint"]):
@@ -259,3 +294,5 @@ def test_a_filesystem_that_only_fsspec_knows(tmp_path: Path):
     run(store)
     assert run(open_store("memory://some/place", work=tmp_path / "there")).ran == []
     assert text(open_store("memory://some/place", work=tmp_path / "reader"), "d") == "abacd"
+    assert "5 finished" in table(store)[-1]  # it does not tell when a file was written: none is ever old
+    assert prune(store, older_than=60, max_size=None).gone == []

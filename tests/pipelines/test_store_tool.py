@@ -17,6 +17,7 @@ from pipelines.store.explain import explain
 from pipelines.store.inventory import age_of, age_text, size_of, size_text, table
 from pipelines.store.prune import prune
 from pipelines.store.uses import Use, in_use, recorded, results_of
+from pipelines.tracking import BACKLOG
 from tasks.stage import ClusterConfig, UserError
 from tests.pipelines.test_dag import Config, Notes, stage
 from tests.pipelines.test_store import FACTS
@@ -224,6 +225,15 @@ def test_a_mistake_is_one_line(argv: list[str], message: str, tmp_path: Path, mo
     assert main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
+
+
+def test_records_that_wait_for_mlflow_are_no_left_overs(store: Store):
+    waiting = store.root / BACKLOG / "run.jsonl"
+    waiting.parent.mkdir()
+    waiting.write_text("{}")
+    grow_old(waiting.parent, OLD)
+    assert len(prune(store, older_than=-60, max_size=0, left_over_after=-60).gone) == 3
+    assert waiting.exists()
 
 
 def test_sizes_and_ages_read_as_they_are_written():

@@ -25,6 +25,7 @@ def write_job(
     folder, pack = sweep / str(number), sweep.parent / "store" / f"pack-{number}"
     folder.mkdir(parents=True)
     config = {"noise_schedule": kind, "rounds": [{"block_size": 8, "window": window, "noise_schedule": None}], "distill": {"mask": "nc"}}
+    config["paths"] = {"store": str(sweep.parent / "store")}
     overrides = ["experiment=ablate_noise", f"noise_schedule={kind}", f"rounds.0.window={window}"]
     speed = sweep.parent / "store" / f"speed-{number}"
     JobRecord(

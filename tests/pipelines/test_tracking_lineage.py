@@ -48,9 +48,9 @@ def planned(tmp_path: Path, kind: str, fingerprint: str, *inputs: str, **externa
     return PlannedStage(stage, fingerprint, folder, False, False, sources, upstream), manifest
 
 
-def record(tracker: Tracker, stage: PlannedStage, manifest: Manifest) -> str:
+def record(tracker: Tracker, stage: PlannedStage, manifest: Manifest, folder: str | None = None) -> str:
     with tracker.stage(stage.stage.id, fingerprint=stage.fingerprint, params={}, cached=False) as run_id:
-        tracker.log_lineage(stage, manifest, run_id=run_id)
+        tracker.log_lineage(stage, manifest, run_id=run_id, folder=folder or stage.folder.as_uri())
     return run_id
 
 
@@ -102,6 +102,15 @@ def test_an_export_is_registered_once_with_a_way_back_and_the_last_one_gets_the_
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     found = mlflow.artifacts.download_artifacts(f"models:/{model.name}@newest")
     assert (Path(found) / "config.json").read_text() == "{}"
+
+
+def test_an_export_on_object_storage_is_registered_where_it_lies(uri: str, tmp_path: Path):
+    stage, manifest = planned(tmp_path, "export", "e1", "model")
+    stage.folder.rmdir()  # cached: nothing was downloaded
+    with start(uri, tmp_path) as tracker:
+        record(tracker, stage, manifest, folder="s3://bucket/store/export-e1/place")
+    (version,) = mlflow_runs.connect(uri).search_model_versions()
+    assert version.source == version.tags["folder"] == "s3://bucket/store/export-e1/place"
 
 
 def test_nothing_is_registered_where_it_is_not_wanted(uri: str, tmp_path: Path):

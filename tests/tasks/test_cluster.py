@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,13 +83,17 @@ def test_what_workers_elsewhere_need_of_the_environment_is_passed_on(monkeypatch
     assert passed_on(ClusterConfig()) == {}  # a local Ray's workers inherit all of it
 
 
+def having(*nodes: dict[str, float]) -> dict[str, Any]:
+    """What Ray says of a cluster of these."""
+    total = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
+    return {"cluster_resources": lambda: total, "nodes": lambda: [{"Alive": True, "Resources": node} for node in nodes]}
+
+
 def test_a_jobs_own_environment_is_not_contradicted(monkeypatch):
     """Ray refuses a driver that sets what `ray job submit` has set."""
     asked = []
     data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
-    ray = SimpleNamespace(
-        is_initialized=lambda: False, init=lambda **settings: asked.append(settings), data=data, cluster_resources=lambda: {"CPU": 64.0}
-    )
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **settings: asked.append(settings), data=data, **having({"CPU": 64.0}))
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"working_dir": "gcs://x", "env_vars": {"OMP_NUM_THREADS": "8"}}}))
     start_ray(ClusterConfig(address="auto"))
@@ -108,7 +113,7 @@ def test_a_jobs_own_environment_is_not_contradicted(monkeypatch):
 )
 def test_a_running_cluster_is_asked_what_it_has(monkeypatch, settings, resources, refused):
     data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, data=data, cluster_resources=lambda: resources))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, data=data, **having(resources)))
     if refused is None:
         start_ray(ClusterConfig(**settings))
     else:
@@ -116,14 +121,22 @@ def test_a_running_cluster_is_asked_what_it_has(monkeypatch, settings, resources
             start_ray(ClusterConfig(**settings))
 
 
+def test_a_worker_that_no_single_node_can_hold_is_refused(monkeypatch):
+    """Ray Data and Ray Train would wait for such a node for ever."""
+    data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, data=data, **having({"CPU": 8.0}, {"CPU": 8.0, "GPU": 2.0})))
+    start_ray(ClusterConfig(workers=2, cpus_per_worker=7.0, address="auto"))
+    start_ray(ClusterConfig(workers=1, cpus_per_worker=8.0, gpus_per_worker=2.0, address="auto"))
+    with pytest.raises(UserError, match=r"^cluster.cpus_per_worker=9, .*no node of the cluster has as much \(.*: 8 and 0, 8 and 2\)"):
+        start_ray(ClusterConfig(workers=1, cpus_per_worker=9.0, address="auto"))
+
+
 @pytest.mark.parametrize(("address", "joined"), [(None, "local"), ("auto", "auto")])
 def test_without_an_address_no_cluster_of_somebody_elses_is_joined(monkeypatch, address, joined):
     """Ray's own default is the last cluster started on the machine."""
     asked = []
     data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
-    ray = SimpleNamespace(
-        is_initialized=lambda: False, init=lambda **settings: asked.append(settings), data=data, cluster_resources=lambda: {"CPU": 64.0}
-    )
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **settings: asked.append(settings), data=data, **having({"CPU": 64.0}))
     monkeypatch.setitem(sys.modules, "ray", ray)
     start_ray(ClusterConfig(address=address))
     assert [settings["address"] for settings in asked] == [joined]
@@ -140,7 +153,7 @@ def test_ray_does_not_take_sigterm_from_whoever_handles_it(monkeypatch):
         signal.signal(signal.SIGTERM, lambda signum, frame: None)
 
     data = SimpleNamespace(DataContext=SimpleNamespace(get_current=SimpleNamespace))
-    ray = SimpleNamespace(is_initialized=lambda: False, init=init, data=data, cluster_resources=lambda: {"CPU": 64.0})
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, data=data, **having({"CPU": 64.0}))
     monkeypatch.setitem(sys.modules, "ray", ray)
     before = signal.signal(signal.SIGTERM, ours)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 import time
@@ -52,6 +53,17 @@ def test_a_signal_waits_for_the_work_and_then_takes_effect(tmp_path, ending, num
     assert saved == ["checkpoint"]
     assert signal.getsignal(number) is ending
     assert not (tmp_path / "stop").exists()  # the next run is not stopped
+
+
+def test_a_blocked_signal_takes_effect_too(tmp_path, ending):
+    """Ray's workers block SIGINT; a cancelled task gets it by Python alone, as here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    threading.Timer(0.2, lambda: _thread.interrupt_main(signal.SIGINT)).start()
+    try:
+        with pytest.raises(Ended):
+            stop_politely(lambda: wait_for(tmp_path / "stop", saved=[]), tmp_path / "stop")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_second_signal_ends_at_once(tmp_path, ending):
