@@ -4,28 +4,19 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from dashboards.paper_numbers import TABLE4, TABLE5, paper_cell
-from pipelines import schema
 from pipelines.stages import build_graph
 from pipelines.store import plain
+from tests.pipelines.configs import built, composed
 
 GRID = [(schedule, window) for schedule in ("random", "linear", "reverse") for window in (4, 8, 16)]
 MASKS = ("nc", "nc_ic")
 
 
-def composed(*overrides: str, hydra: bool = False):
-    schema.register()
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("config", list(overrides), return_hydra_config=hydra)
-
-
 def cell(experiment: str, **swept: object):
-    return schema.build(composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in swept.items())))
+    return built(f"experiment={experiment}", *(f"{key}={value}" for key, value in swept.items()))
 
 
 def noise_cell(kind: str, window: int):

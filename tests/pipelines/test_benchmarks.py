@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,6 +22,7 @@ from pipelines.errors import config_error
 from tasks.artifacts import read_json, read_prompts
 from tasks.prepare_prompts import template
 from tasks.stage import StageContext, UserError
+from tests.pipelines.configs import composed
 from tests.tasks.tiny_benchmarks import GSM8K, KNOWN, SHOWN, build_model, jsonl, lessons, write_benchmarks
 from tests.tasks.tiny_stage import write_jsonl
 
@@ -40,11 +39,8 @@ def files(tmp_path_factory) -> Files:
 @pytest.fixture(scope="module")
 def smoke() -> dict:
     """The smoke experiment, composed once, asking for one benchmark as a command line does."""
-    schema.register()
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        composed = compose("config", ["experiment=smoke", "evaluate.benchmarks=[{name: gsm8k, max_new_tokens: 77}]"])
-    return OmegaConf.to_container(composed, resolve=False)
+    asked = composed("experiment=smoke", "evaluate.benchmarks=[{name: gsm8k, max_new_tokens: 77}]")
+    return OmegaConf.to_container(asked, resolve=False)
 
 
 @pytest.fixture

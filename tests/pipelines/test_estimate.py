@@ -8,12 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from pipelines import schema
 from pipelines.dag import plan
 from pipelines.estimate import UNKNOWN, EstimateConfig, forecast, gpus_here, shortfalls, stage_states
 from pipelines.estimate_hardware import HARDWARE, hardware_for
@@ -24,22 +21,10 @@ from pipelines.stages import build_graph
 from pipelines.store import Store
 from tasks.base_model import stage as base_stage
 from tasks.distill.config import DistillConfig, LoraSettings
+from tests.pipelines.configs import built
 
 QWEN_7B = ModelShape(layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, vocabulary=152064, tied=False, qkv_bias=True, context=32768)
 SMALL = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
-
-
-@pytest.fixture
-def composed():
-    """overrides -> the config."""
-    schema.register()
-    GlobalHydra.instance().clear()
-
-    def build(*overrides: str):
-        with initialize_config_module("conf", version_base="1.3"):
-            return schema.build(compose("config", list(overrides)))
-
-    return build
 
 
 def figures(config, root: Path, manifests=None):
@@ -136,8 +121,8 @@ def test_hardware_is_seen_asked_for_or_replaced():
 
 
 @pytest.fixture
-def paper(composed, tmp_path: Path):
-    config = composed("experiment=paper_coder_7b", "estimate.here=false")
+def paper(tmp_path: Path):
+    config = built("experiment=paper_coder_7b", "estimate.here=false")
     return config, *figures(config, tmp_path)
 
 
@@ -168,33 +153,33 @@ def test_a_hub_id_that_nobody_can_identify_is_unknown_not_cached(paper):
     assert all(p.fingerprint not in table for p in planned)
 
 
-def test_without_sizes_it_says_what_is_missing(composed, tmp_path: Path):
-    planned, found = figures(composed("experiment=paper_coder_7b", "estimate.model.layers=0"), tmp_path)
+def test_without_sizes_it_says_what_is_missing(tmp_path: Path):
+    planned, found = figures(built("experiment=paper_coder_7b", "estimate.model.layers=0"), tmp_path)
     assert found.stages["round1/distill"].memory is None and found.stages["round1/distill"].seconds is None
     table = estimate_table(planned, found)
     assert "the sizes of Qwen/Qwen2.5-Coder-7B-Instruct are unknown here; declare them (estimate.model)" in table
     assert "stages of unknown length" in table
 
 
-def test_more_gpus_memory_or_disk_than_there_is_is_refused(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_gpus_memory_or_disk_than_there_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipelines.estimate.gpus_here", lambda: 4)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10e9))
-    _, found = figures(composed("experiment=paper_coder_7b", "estimate.memory_gb=24"), tmp_path)
+    _, found = figures(built("experiment=paper_coder_7b", "estimate.memory_gb=24"), tmp_path)
     told = list(shortfalls(found, root=tmp_path))
     assert told[0].startswith("cluster.workers=8 needs 8 GPUs, this machine has 4")
     assert any(t.startswith("round1/distill needs about 38 GB of a H100's 24") for t in told)
     assert told[-1].startswith(f"paths.store={tmp_path}: the run needs about") and "10 are free" in told[-1]
     monkeypatch.setattr("pipelines.estimate.gpus_here", lambda: 8)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1e13))
-    _, found = figures(composed("experiment=paper_coder_7b"), tmp_path)
+    _, found = figures(built("experiment=paper_coder_7b"), tmp_path)
     assert list(shortfalls(found, root=tmp_path)) == []
 
 
-def test_an_existing_cluster_is_asked(composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_existing_cluster_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr("tasks.cluster.start_ray", lambda cluster: asked.append(cluster.address))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1e13))
-    _, found = figures(composed("experiment=paper_coder_7b", "cluster=nodes", "cluster.workers=32"), tmp_path)
+    _, found = figures(built("experiment=paper_coder_7b", "cluster=nodes", "cluster.workers=32"), tmp_path)
     assert found.stages["round1/trajectories"].gpus == 32 and found.stages["round1/distill"].gpus == 4
     assert list(shortfalls(found, root=tmp_path)) == [] and asked == ["auto"]
 
@@ -215,9 +200,9 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch):
     assert gpus_here() == 4
 
 
-def test_what_ran_before_is_measured(composed, tmp_path: Path):
+def test_what_ran_before_is_measured(tmp_path: Path):
     """Rates of earlier stages on a model of the same sizes, and the latency curve of this machine."""
-    config = composed("experiment=smoke")
+    config = built("experiment=smoke")
     before = figures(config, tmp_path)[1]
     assert not before.stages["round1/distill"].measured
     tiny = dict(
@@ -243,8 +228,8 @@ def test_what_ran_before_is_measured(composed, tmp_path: Path):
     assert not figures(config, tmp_path)[1].stages["round1/distill"].measured  # of another model
 
 
-def test_finished_stages_speak_for_themselves(composed, tmp_path: Path):
-    config = composed("experiment=smoke")
+def test_finished_stages_speak_for_themselves(tmp_path: Path):
+    config = built("experiment=smoke")
     planned = plan(build_graph(config, identity_cache=tmp_path), Store(tmp_path))
     done = [SimpleNamespace(**{**vars(p), "cached": p.stage.id in ("prompts", "base", "round1/trajectories")}) for p in planned]
     manifests = {
@@ -269,9 +254,9 @@ def test_states_follow_inputs():
     assert stage_states(stages) == {"a": "cached", "b": UNKNOWN, "c": UNKNOWN, "d": "to run"}
 
 
-def test_the_kinds_that_are_estimated_are_those_of_the_graph(composed, tmp_path: Path):
+def test_the_kinds_that_are_estimated_are_those_of_the_graph(tmp_path: Path):
     """A stage whose kind was renamed would silently cost nothing."""
-    planned, found = figures(composed("experiment=smoke", "tune=true"), tmp_path)
+    planned, found = figures(built("experiment=smoke", "tune=true"), tmp_path)
     heavy = {p.stage.kind for p in planned} - {"evaluate", "final", "report"}
     light = {p.stage.kind for p in planned if found.stages[p.stage.id].seconds == 10.0}
     assert not heavy & light

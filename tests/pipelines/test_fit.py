@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 
 from pipelines import schema
 from pipelines.fit import Lengths, concerns, fitted, given_names, said
@@ -16,6 +14,7 @@ from pipelines.fit_run import fit_to_answers
 from pipelines.stages import build_graph
 from pipelines.store import Store
 from tasks.stage import UserError
+from tests.pipelines.configs import built
 
 
 @pytest.fixture
@@ -25,15 +24,8 @@ def config_of(tmp_path: Path):
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(40)))
-    schema.register()
-    GlobalHydra.instance().clear()
-
-    def build(*overrides: str):
-        with initialize_config_module("conf", version_base="1.3"):
-            places = [f"model.path={model}", f"data.path={tmp_path}/prompts.jsonl"]
-            return schema.build(compose("config", ["experiment=convert", "data.test=8", *places, *overrides]))
-
-    return build
+    places = [f"model.path={model}", f"data.path={tmp_path}/prompts.jsonl"]
+    return lambda *overrides: built("experiment=convert", "data.test=8", *places, *overrides)
 
 
 def fit(config, *answers: float, given=(), train=5000, context=2048, longest=100):

@@ -8,11 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
-
-from pipelines import schema
 from pipelines.stages import build_graph
 from pipelines.store import Manifest, open_store, plain
+from tests.pipelines.configs import built
 
 REPOSITORY = Path(__file__).parents[2]
 CPU_SECONDS = 15
@@ -29,9 +27,7 @@ sys.exit(code)
 
 def finish_everything(folder: Path) -> int:
     """Commits a quickstart's stages without running one; their number."""
-    schema.register()
-    with initialize_config_module("conf", version_base="1.3"):
-        config = schema.build(compose("config", overrides=["experiment=quickstart"]))
+    config = built("experiment=quickstart")
     store = open_store(str(folder / "outputs" / "store"), work=folder / "outputs" / "work")
     graph = build_graph(config, identity_cache=store.root)
     for stage in graph.stages:

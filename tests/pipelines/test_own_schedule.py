@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
-from pipelines import schema
 from pipelines.own_schedule import schedule_identity
 from pipelines.stages import build_graph
 from tasks.stage import UserError
+from tests.pipelines.configs import built
 
 RAMP = "def ramp(*, num_blocks, **_):\n    return [i / num_blocks for i in range(num_blocks)]\n"
 HALF = "def ramp(*, num_blocks, **_):\n    return [0.5 for i in range(num_blocks)]\n"
@@ -35,10 +33,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def stages(tmp_path: Path, *overrides: str) -> dict[str, tuple[str, dict]]:
     """stage id -> (fingerprint, external inputs)."""
-    schema.register()
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        graph = build_graph(schema.build(compose("config", [*SMALL, *overrides])), identity_cache=tmp_path)
+    graph = build_graph(built(*SMALL, *overrides), identity_cache=tmp_path)
     return {stage.id: (graph.fingerprints[stage.id], dict(stage.external)) for stage in graph.stages}
 
 

@@ -7,26 +7,22 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 
-from pipelines import schema, stages
+from pipelines import stages
 from tasks.stage import UserError
+from tests.pipelines.configs import built
 
 
 @pytest.fixture
 def prompts(tmp_path: Path):
     """overrides -> the prompts stage and its fingerprint."""
-    schema.register()
-    GlobalHydra.instance().clear()
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
 
     def build(*overrides: str):
-        with initialize_config_module("conf", version_base="1.3"):
-            composed = compose("config", ["experiment=smoke", f"model.path={model}", *overrides])
-        graph = stages.build_graph(schema.build(composed), identity_cache=tmp_path / "cache")
+        config = built("experiment=smoke", f"model.path={model}", *overrides)
+        graph = stages.build_graph(config, identity_cache=tmp_path / "cache")
         return graph.stages[0], graph.fingerprints["prompts"]
 
     return build

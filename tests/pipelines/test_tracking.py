@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,27 +23,11 @@ from tasks.stage import ClusterConfig, UserError
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database to copy: making one takes two seconds."""
-    folder = tmp_path_factory.mktemp("database")
-    mlflow_runs.connect(sqlite_uri(folder)).search_experiments()
-    return folder / "mlflow.db"
-
-
 @pytest.fixture(autouse=True)
 def no_outage_known():
     """What this process learned of a store in another test."""
     for known in (tracking_channel._outages, tracking_channel._tries, tracking_channel._warned):
         known.clear()
-
-
-@pytest.fixture
-def uri(tmp_path: Path, empty_database: Path) -> str:
-    folder = tmp_path / "my outputs"
-    folder.mkdir()
-    shutil.copy(empty_database, folder / "mlflow.db")
-    return sqlite_uri(folder)
 
 
 SETTINGS = TrackingConfig(experiment="test", wait_at_end=0, system_metrics_every=0)

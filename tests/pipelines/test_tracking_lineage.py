@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import time
 from pathlib import Path
 
@@ -12,24 +11,10 @@ from pipelines import mlflow_runs
 from pipelines.dag import PlannedStage, Stage
 from pipelines.store import Manifest
 from pipelines.system_metrics import watched
-from pipelines.tracking import Tracker, sqlite_uri
+from pipelines.tracking import Tracker
 from pipelines.tracking_settings import TrackingConfig
 
 SETTINGS = TrackingConfig(experiment="test", wait_at_end=0, system_metrics_every=0)
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database to copy: making one takes two seconds."""
-    folder = tmp_path_factory.mktemp("database")
-    mlflow_runs.connect(sqlite_uri(folder)).search_experiments()
-    return folder / "mlflow.db"
-
-
-@pytest.fixture
-def uri(tmp_path: Path, empty_database: Path) -> str:
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return sqlite_uri(tmp_path)
 
 
 def start(uri: str, tmp_path: Path, name: str = "a run: paper/7b", settings: TrackingConfig = SETTINGS):

@@ -2,7 +2,6 @@
 
 import pickle
 import resource
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,27 +10,13 @@ import pytest
 from pipelines import mlflow_runs, mlflow_writes, tracking, tracking_channel
 from pipelines.arguments import run_tool
 from pipelines.backlog import Backlog
-from pipelines.tracking import SweepInfo, Tracker, sqlite_uri
+from pipelines.tracking import SweepInfo, Tracker
 from pipelines.tracking_channel import Channel
 from pipelines.tracking_settings import TrackingConfig
 from tasks.stage import UserError
 
 REPOSITORY = Path(__file__).parents[2]
 SETTINGS = TrackingConfig(experiment="test", wait_at_end=0, system_metrics_every=0)
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database to copy: making one takes two seconds."""
-    folder = tmp_path_factory.mktemp("database")
-    mlflow_runs.connect(sqlite_uri(folder)).search_experiments()
-    return folder / "mlflow.db"
-
-
-@pytest.fixture
-def uri(tmp_path: Path, empty_database: Path) -> str:
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return sqlite_uri(tmp_path)
 
 
 class Line:
