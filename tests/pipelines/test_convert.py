@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
-from jacobi_core.hub import load_tokenizer, save_checkpoint
-from tests.tasks.tiny_stage import build_prompts
+from tests.tasks.tiny_stage import CONTEXT_LENGTH, build_base, build_prompts
 
 pytestmark = pytest.mark.timeout(900)
-CONTEXT = 256
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with model/ (a random Llama of 2 layers whose answers end here and there) and prompts.jsonl."""
     folder = tmp_path_factory.mktemp("convert")
     build_prompts(folder / "tokens")
-    tokenizer = load_tokenizer(folder / "tokens" / "tokenizer")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    ends = [tokenizer.eos_token_id, *range(260, len(tokenizer), 8)]
-    generation = GenerationConfig(do_sample=False, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
-    save_checkpoint(LlamaForCausalLM(config).eval(), tokenizer, folder / "model", generation_config=generation)
+    build_base(folder / "model", folder / "tokens" / "tokenizer", kind=LlamaConfig, tied=False)
     rows = [json.dumps({"prompt": f"Write f{i}(xs): add {i} to each number."}) for i in range(48)]
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
     return folder
@@ -76,7 +55,7 @@ def test_a_llama_and_a_file_of_prompts_become_a_decoder(place: Path):
     lengths = json.loads(next((place / "store").glob("answer_lengths-*/answer_lengths.json")).read_text())
     recorded = record["config"]
     assert f"{len(lengths['answer_tokens'])} measured answers" in printed
-    assert recorded["trajectories"]["max_new_tokens"] <= CONTEXT - 64
+    assert recorded["trajectories"]["max_new_tokens"] <= CONTEXT_LENGTH - 64
     median = sorted(lengths["answer_tokens"])[len(lengths["answer_tokens"]) // 2]
     assert all(r["window"] <= max(1, median // r["block_size"]) for r in recorded["rounds"])
     assert "rounds.0.block_size " in printed and str(recorded["rounds"][0]["block_size"]) in printed

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, Qwen2Config
 
 from jacobi_core.hub import load_tokenizer, save_checkpoint
 from jacobi_core.trajectories.record import Trajectory
@@ -82,18 +82,18 @@ def build_prompts(folder: Path) -> None:
     artifacts.write_prompts(folder, prompts)
 
 
-def build_base(folder: Path, tokenizer_folder: Path) -> None:
+def build_base(folder: Path, tokenizer_folder: Path, *, kind: type[PretrainedConfig] = Qwen2Config, tied: bool = True) -> None:
     """A finished `base` stage: 2 random layers whose greedy text is varied, and ends here and there."""
     tokenizer = load_tokenizer(tokenizer_folder)
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = kind(
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         max_position_embeddings=CONTEXT_LENGTH,
         initializer_range=0.5,
         bos_token_id=None,
@@ -102,7 +102,7 @@ def build_base(folder: Path, tokenizer_folder: Path) -> None:
     )
     ends = [tokenizer.eos_token_id, *range(260, len(tokenizer), 8)]  # many, so that some answer meets one
     generation = GenerationConfig(do_sample=False, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
-    save_checkpoint(Qwen2ForCausalLM(config).eval(), tokenizer, folder, generation_config=generation)
+    save_checkpoint(AutoModelForCausalLM.from_config(config).eval(), tokenizer, folder, generation_config=generation)
     artifacts.write_json(folder / PROVENANCE, {"name": "base", "source": "random", "licence": "other", "train_tokens": 0})
 
 
