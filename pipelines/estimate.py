@@ -19,7 +19,7 @@ from pipelines.dag import PlannedStage
 from pipelines.estimate_hardware import HARDWARE, Hardware, hardware_for
 from pipelines.estimate_model import ModelShape, find_shape, shape_of, shape_of_pretrained
 from pipelines.estimate_stages import SIZES, Estimate, Estimator, Texts
-from pipelines.fit import ASSUMED_ANSWER
+from pipelines.fit import ASSUMED_ANSWER, assumed_prompt
 from tasks.measure_latency import machine_identity
 from tasks.prepare_prompts.config import GENERATED, Source
 from tasks.row_files import is_hub_id, open_rows
@@ -197,7 +197,7 @@ def _texts(config: PipelineConfig, planned: Sequence[PlannedStage], manifests: M
         if p.stage.kind == "trajectories" and answer_from != "measured" and metrics.get("trajectories"):
             answer, answer_from = metrics["answer_tokens"] / metrics["trajectories"], "measured"
     if prompt is None:
-        prompt, prompt_from = config.data.max_prompt_tokens / 4, "a guess: a quarter of data.max_prompt_tokens"
+        prompt, prompt_from = assumed_prompt(config), "a guess: a quarter of data.max_prompt_tokens"
     if answer is None and config.fit.enabled:
         answer, answer_from = ASSUMED_ANSWER, "assumed"
     if answer is None:

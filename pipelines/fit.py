@@ -54,6 +54,7 @@ class Lengths:
 
     answers: Sequence[float]  # tokens of each
     longest_prompt: int
+    mean_prompt: float
     train: float | None  # training prompts, where it is known
     context: int | None = None  # tokens that the model holds
     measured: bool = True
@@ -167,7 +168,7 @@ def _epochs(config: PipelineConfig, lengths: Lengths, rounds: int) -> tuple[floa
         train = min(config.trajectories.prompts, train or config.trajectories.prompts)
     if not train:
         return now, now, "the number of prompts is not known yet"
-    once = train * (lengths.longest_prompt + 2 * statistics.fmean(lengths.answers)) * rounds
+    once = train * (lengths.mean_prompt + 2 * statistics.fmean(lengths.answers)) * rounds
     epochs = min(MOST_EPOCHS, max(1.0, math.ceil(config.fit.train_tokens / once)))
     few = "; few: expect little" if epochs * once < config.fit.train_tokens / 10 else ""
     return epochs, now, f"{train:g} prompts are {once / 1e6:.2g} million packed tokens in {rounds} rounds{few}"
@@ -196,9 +197,15 @@ def read_lengths(found: Mapping[str, Any], prompts: Mapping[str, float]) -> Leng
     return Lengths(
         answers=found["answer_tokens"],
         longest_prompt=int(prompts["prompt_tokens_max"]),
+        mean_prompt=prompts["prompt_tokens_mean"],
         train=prompts["train"],
         context=found["context"],
     )
+
+
+def assumed_prompt(config: PipelineConfig) -> float:
+    """Tokens of a mean prompt, where nothing is declared or measured."""
+    return config.data.max_prompt_tokens / 4
 
 
 def assumed_lengths(config: PipelineConfig, train: float | None) -> Lengths:
@@ -208,6 +215,7 @@ def assumed_lengths(config: PipelineConfig, train: float | None) -> Lengths:
     return Lengths(
         answers=[answer],
         longest_prompt=config.data.max_prompt_tokens,
+        mean_prompt=config.estimate.prompt_tokens or assumed_prompt(config),
         train=train,
         context=(shape.context or None) if shape else None,
         measured=False,

@@ -69,6 +69,7 @@ def test_the_recipes_say_what_the_paper_says(recipe: str, model: str, benchmarks
     assert (config.distill.warmup_share, config.distill.lr_schedule.value, config.distill.ar_weight) == (0.03, "cosine", 1.0)
     assert (config.schedule.t_min, config.schedule.t_max) == (0.0, 1.0)
     assert config.trajectories.max_new_tokens == 2048 and config.trajectories.prompts is None
+    assert config.evaluate.max_new_tokens == 2048
     assert config.pack.max_length == 2 * 2048 + config.data.max_prompt_tokens
     assert [b.value for b in config.baselines] == ["cllm"]
     assert [b.name.value for b in config.evaluate.benchmarks] == benchmarks

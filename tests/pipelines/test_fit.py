@@ -28,8 +28,9 @@ def config_of(tmp_path: Path):
     return lambda *overrides: built("experiment=convert", "data.test=8", *places, *overrides)
 
 
-def fit(config, *answers: float, given=(), train=5000, context=2048, longest=100):
-    return fitted(config, Lengths(answers, longest_prompt=longest, train=train, context=context), given=set(given))
+def fit(config, *answers: float, given=(), train=5000, context=2048, longest=100, mean=100):
+    lengths = Lengths(answers, longest_prompt=longest, mean_prompt=mean, train=train, context=context)
+    return fitted(config, lengths, given=set(given))
 
 
 def rounds(config) -> list[tuple[int, int]]:
@@ -75,6 +76,12 @@ def test_passes_until_enough_was_seen(config_of):
     assert "few: expect little" in said(told)
     assert fit(config_of("fit.train_tokens=1e8"), 400, train=20_000)[0].distill.epochs == 3.0
     assert fit(config_of("trajectories.prompts=3000"), 400, train=20_000)[0].distill.epochs == 2.0
+
+
+def test_one_long_prompt_makes_rows_long_and_training_no_shorter(config_of):
+    found, told = fit(config_of(), 20, longest=500, mean=40)
+    assert found.pack.max_length == 576  # 500 + 2 x 32, in steps of 64
+    assert "5000 prompts are 0.8 million packed tokens" in said(told) and found.distill.epochs == 3.0
 
 
 def test_what_the_user_sets_stays_and_the_rest_follows(config_of):
