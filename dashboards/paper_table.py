@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 
-from dashboards.table import Columns, Row, _number, solved
+from dashboards.table import Columns, Row, number, solved
 
 
 class Reference(str, Enum):
@@ -28,12 +28,12 @@ AUP_MOST_LOST = 0.05  # settings that lose more accuracy than this against the f
 PAPER: Columns = [
     ("benchmark", lambda row: str(row["benchmark"]), True),
     ("method", lambda row: title(row), True),
-    ("block", _number("block_size", "d"), False),
-    ("TPF", _number("tpf", ".2f"), False),
-    ("TPS", _number("tps", ",.1f"), False),
-    ("speedup", _number("speedup", ".2f"), False),
-    ("vs transformers", _number("speedup_transformers", ".2f"), False),
-    ("vs prompt lookup", _number("speedup_prompt_lookup", ".2f"), False),
+    ("block", number("block_size", "d"), False),
+    ("TPF", number("tpf", ".2f"), False),
+    ("TPS", number("tps", ",.1f"), False),
+    ("speedup", number("speedup", ".2f"), False),
+    ("vs transformers", number("speedup_transformers", ".2f"), False),
+    ("vs prompt lookup", number("speedup_prompt_lookup", ".2f"), False),
     ("accuracy", lambda row: "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f}", False),
     ("solved", solved, False),
 ]
@@ -119,5 +119,5 @@ AUP: Columns = [
     ("model", lambda row: str(row["model"]), True),
     ("settings", lambda row: str(len(row["points"])), False),
     ("highest TPF", lambda row: f"{row['points'][-1][0]:.2f}", False),
-    ("AUP", _number("aup", ".1f"), False),
+    ("AUP", number("aup", ".1f"), False),
 ]

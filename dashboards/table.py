@@ -12,7 +12,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
-def _number(key: str, spec: str) -> Callable[[Row], str]:
+def number(key: str, spec: str) -> Callable[[Row], str]:
     return lambda row: "-" if row.get(key) is None else format(row[key], spec)
 
 
@@ -44,36 +44,36 @@ _SETTING: Columns = [
     ("model", lambda row: str(row["model"]), True),
     ("benchmark", lambda row: str(row["benchmark"]), True),
     ("method", lambda row: str(row["method"]), True),
-    ("block", _number("block_size", "d"), False),
-    ("batch", _number("batch_size", "d"), False),
+    ("block", number("block_size", "d"), False),
+    ("batch", number("batch_size", "d"), False),
 ]
 COLUMNS: Columns = [
     *_SETTING,
-    ("prompts", _number("prompts", ",d"), False),
-    ("tokens", _number("tokens", ",d"), False),
-    ("forwards", _number("forwards", ",d"), False),
-    ("TPF", _number("tpf", ".2f"), False),
-    ("tokens/s", _number("tps", ",.1f"), False),
-    ("speedup", _number("speedup", ".2f"), False),
-    ("accuracy", _number("accuracy", ".3f"), False),
+    ("prompts", number("prompts", ",d"), False),
+    ("tokens", number("tokens", ",d"), False),
+    ("forwards", number("forwards", ",d"), False),
+    ("TPF", number("tpf", ".2f"), False),
+    ("tokens/s", number("tps", ",.1f"), False),
+    ("speedup", number("speedup", ".2f"), False),
+    ("accuracy", number("accuracy", ".3f"), False),
     ("solved", solved, False),
-    ("= AR", _number("equals_ar", ".3f"), False),
+    ("= AR", number("equals_ar", ".3f"), False),
     ("trained", _millions, False),
     ("dtype", lambda row: str(row["dtype"]), True),
 ]
 
 SPREAD: Columns = [
     *_SETTING,
-    ("timed", _number("batches", ",d"), False),
+    ("timed", number("batches", ",d"), False),
     ("TPF", _quartiles("tpf", ".2f"), False),
     ("tokens/s", _quartiles("tps", ",.1f"), False),
     ("speedup", _quartiles("speedup", ".2f"), False),
-    ("vs transformers", _number("speedup_transformers", ".2f"), False),
-    ("vs prompt lookup", _number("speedup_prompt_lookup", ".2f"), False),
-    ("prefill s", _number("prefill_seconds", ".2f"), False),
-    ("TPF after it", _number("decode_tpf", ".2f"), False),
-    ("tokens/s after it", _number("decode_tps", ",.1f"), False),
-    ("speedup after it", _number("decode_speedup", ".2f"), False),
+    ("vs transformers", number("speedup_transformers", ".2f"), False),
+    ("vs prompt lookup", number("speedup_prompt_lookup", ".2f"), False),
+    ("prefill s", number("prefill_seconds", ".2f"), False),
+    ("TPF after it", number("decode_tpf", ".2f"), False),
+    ("tokens/s after it", number("decode_tps", ",.1f"), False),
+    ("speedup after it", number("decode_speedup", ".2f"), False),
 ]
 SPREAD_LEGEND = (
     "timed: how many times were taken: of prompts, or of batches, where prompts were decoded together. Medians of these and, in brackets, their "
@@ -91,11 +91,11 @@ STOPS: Columns = [
     *_SETTING,
     ("eos", _stops("eos"), False),
     ("length", _stops("length"), False),
-    ("loops", _number("degenerate", ",d"), False),
-    ("TPF without loops", _number("sound_tpf", ".2f"), False),
-    ("speedup without loops", _number("sound_speedup", ".2f"), False),
-    ("TPF of loops", _number("degenerate_tpf", ".2f"), False),
-    ("speedup of loops", _number("degenerate_speedup", ".2f"), False),
+    ("loops", number("degenerate", ",d"), False),
+    ("TPF without loops", number("sound_tpf", ".2f"), False),
+    ("speedup without loops", number("sound_speedup", ".2f"), False),
+    ("TPF of loops", number("degenerate_tpf", ".2f"), False),
+    ("speedup of loops", number("degenerate_speedup", ".2f"), False),
 ]
 STOPS_LEGEND = (
     "How answers ended: by end of text, or cut at the token limit. Loops repeat one n-gram to no end, which inflates TPF: the figures are given "
@@ -104,10 +104,10 @@ STOPS_LEGEND = (
 
 TRIALS: Columns = [  # of a decoding search
     ("setting", lambda row: str(row["name"]), True),
-    ("prompts", _number("prompts", ",d"), False),
-    ("tokens", _number("tokens", ",d"), False),
-    ("TPF", _number("tpf", ".2f"), False),
-    ("tokens/s", _number("tps", ",.1f"), False),
+    ("prompts", number("prompts", ",d"), False),
+    ("tokens", number("tokens", ",d"), False),
+    ("TPF", number("tpf", ".2f"), False),
+    ("tokens/s", number("tps", ",.1f"), False),
 ]
 
 LEGEND = (

@@ -45,8 +45,8 @@ def generate(
     Raises ValueError for an empty prompt, a batch, a text longer than the model's context, or a processor that keeps state.
     """
     more = {"prompt_id": prompt_id, "processors": processors, "stopping_criteria": stopping_criteria, "streamer": streamer}
-    row = _Row.make(model, one_prompt(input_ids), config, rules, **more)
-    return _decode(forward or forward_for(model, config, row.capacity), [row])[0]
+    row = Row.make(model, one_prompt(input_ids), config, rules, **more)
+    return decode_rows(forward or forward_for(model, config, row.capacity), [row])[0]
 
 
 def generate_batch(
@@ -67,12 +67,12 @@ def generate_batch(
     keys = prompt_ids if prompt_ids is not None else range(len(prompts))
     more = {"processors": processors, "stopping_criteria": stopping_criteria}
     pace = pace_of(model, config, rows=len(prompts))
-    rows = [_Row.make(model, torch.as_tensor(p), config, rules, prompt_id=key, pace=pace, **more) for p, key in zip(prompts, keys, strict=True)]
-    return _decode(BatchForward(model, len(rows)), rows)
+    rows = [Row.make(model, torch.as_tensor(p), config, rules, prompt_id=key, pace=pace, **more) for p, key in zip(prompts, keys, strict=True)]
+    return decode_rows(BatchForward(model, len(rows)), rows)
 
 
 @dataclass
-class _Row:
+class Row:
     """One text, how its tokens are chosen, and who listens."""
 
     text: Text
@@ -96,7 +96,7 @@ class _Row:
         pace: Pace | None = None,
         stops: Callable[[Sequence[int]], int | None] | None = None,
         guarded: bool = False,
-    ) -> _Row:
+    ) -> Row:
         """prompt: long [L]. padding: what processors and criteria see before it and the model does not, as in a padded batch of transformers'.
 
         stops: as for `Text`, in the place of criteria. guarded: end the text, as "not finite", rather than choose from broken logits.
@@ -162,7 +162,7 @@ class _Stops:
         return next((i for i in range(len(commit)) if self._criteria(self._ids[:, : start + i + 1], None).any()), None)
 
 
-def step(forward: Forward, rows: Sequence[_Row]) -> list[Verdict | None]:
+def step(forward: Forward, rows: Sequence[Row]) -> list[Verdict | None]:
     """One forward for all texts, whatever their methods; what became of each, None where it has ended and `forward` has forgotten it."""
     with torch.inference_mode():
         # 1. what may follow each committed text: the refreshed draft, and candidates beside it
@@ -176,7 +176,7 @@ def step(forward: Forward, rows: Sequence[_Row]) -> list[Verdict | None]:
     return verdicts
 
 
-def _forwards(forward: Forward, rows: Sequence[_Row]) -> Iterator[None]:
+def run_forwards(forward: Forward, rows: Sequence[Row]) -> Iterator[None]:
     """The loop of texts that begin together; pauses after every forward. What the caller does then runs outside inference mode."""
     running = list(rows)
     while running:
@@ -185,9 +185,9 @@ def _forwards(forward: Forward, rows: Sequence[_Row]) -> Iterator[None]:
         yield
 
 
-def _decode(forward: Forward, rows: Sequence[_Row]) -> list[Generation]:
+def decode_rows(forward: Forward, rows: Sequence[Row]) -> list[Generation]:
     """All forwards at once."""
-    for _ in _forwards(forward, rows):
+    for _ in run_forwards(forward, rows):
         pass
     return [row.generation for row in rows]
 

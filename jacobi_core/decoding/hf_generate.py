@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.forwards import pace_of
-from jacobi_core.decoding.generate import _decode, _Row, check_context, generate
+from jacobi_core.decoding.generate import Row, check_context, decode_rows, generate
 from jacobi_core.decoding.kept_forwards import borrowed_forward
 from jacobi_core.decoding.tokens import TokenRules, eos_id_set
 
@@ -104,7 +104,7 @@ def jacobi_generate(
     else:  # processors and criteria see the padding, as transformers shows it to them
         pace = pace_of(model, config, rows=len(input_ids))
         rows = [
-            _Row.make(
+            Row.make(
                 model,
                 row[kept],
                 config,
@@ -119,7 +119,7 @@ def jacobi_generate(
         ]
         one = borrowed_forward(model, config, rows[0].capacity) if len(rows) == 1 else nullcontext(BatchForward(model, len(rows)))
         with one as forward:
-            found = _decode(forward, rows)
+            found = decode_rows(forward, rows)
     padding = generation_config.pad_token_id if generation_config.pad_token_id is not None else max(eos_ids, default=0)
     padded = torch.nn.utils.rnn.pad_sequence([g.new_tokens for g in found], batch_first=True, padding_value=padding)
     sequences = torch.cat([input_ids, padded.to(input_ids.device)], 1)

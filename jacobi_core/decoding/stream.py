@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.forwards import Forward, forward_for
-from jacobi_core.decoding.generate import _forwards, _Row, one_prompt
+from jacobi_core.decoding.generate import Row, one_prompt, run_forwards
 from jacobi_core.decoding.stats import Generation
 from jacobi_core.decoding.tokens import TokenRules
 
@@ -37,14 +37,14 @@ def stream(
     With a tokenizer the pieces are texts (see `TextPieces`; a forward that completes no character gives none), without one each is the
     list of token ids that a forward committed. rules: by default read off model and tokenizer. Else, and for the errors, as `generate`.
     """
-    row = _Row.make(model, one_prompt(input_ids), config, rules or TokenRules.of(model, tokenizer), prompt_id, processors, stopping_criteria)
+    row = Row.make(model, one_prompt(input_ids), config, rules or TokenRules.of(model, tokenizer), prompt_id, processors, stopping_criteria)
     return Stream(forward_for(model, config, row.capacity), row, tokenizer)
 
 
 class Stream(Iterator[str | list[int]]):
     """What `stream` returns. `generation`: the tokens and statistics so far, after the last piece those of the whole text."""
 
-    def __init__(self, forward: Forward, row: _Row, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def __init__(self, forward: Forward, row: Row, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._row = row
         committed = self._committed(forward)
         self._pieces = committed if tokenizer is None else TextPieces(tokenizer).of(committed)
@@ -58,7 +58,7 @@ class Stream(Iterator[str | list[int]]):
 
     def _committed(self, forward: Forward) -> Iterator[list[int]]:
         done = 0
-        for _ in _forwards(forward, [self._row]):
+        for _ in run_forwards(forward, [self._row]):
             new = self._row.text.answer[done:]
             done += len(new)
             yield new

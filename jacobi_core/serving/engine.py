@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.cache import CachedForward, context_length
 from jacobi_core.decoding.config import DecodingConfig
-from jacobi_core.decoding.generate import NOT_FINITE, _Row, check_context, step
+from jacobi_core.decoding.generate import NOT_FINITE, Row, check_context, step
 from jacobi_core.decoding.latency import LatencyCurve, measure_latency, powers_of_two, tokens_held
 from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.stats import DecodingStats
@@ -49,7 +49,7 @@ class _Job:
     config: DecodingConfig
     stops: Callable[[Sequence[int]], int | None] | None
     need: Need
-    row: _Row | None = None
+    row: Row | None = None
     pace: Pace | None = None
     done: int = 0
 
@@ -158,7 +158,7 @@ class Engine:
         self._running += new
         for job in new:
             job.pace = self._pace_of(job.config) if job.config.auto else None
-            job.row = _Row.make(
+            job.row = Row.make(
                 self.model,
                 torch.tensor(job.prompt),
                 job.config,

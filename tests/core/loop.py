@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.forwards import Forward
-from jacobi_core.decoding.generate import _decode, _Row
+from jacobi_core.decoding.generate import Row, decode_rows
 from jacobi_core.decoding.stats import Generation
 from tests.core.tiny import FAMILIES, random_prompts, tiny_rules
 
@@ -44,5 +44,5 @@ def decodings(draw: st.DrawFn) -> tuple[str, list[int], DecodingConfig]:
 
 
 def decode(model: PreTrainedModel, forward: Forward, prompt: list[int], config: DecodingConfig, *, eos_ids: tuple[int, ...] = (10, 20)) -> Generation:
-    row = _Row.make(model, torch.tensor(prompt), config, tiny_rules(model, eos_ids=eos_ids))
-    return _decode(forward, [row])[0]
+    row = Row.make(model, torch.tensor(prompt), config, tiny_rules(model, eos_ids=eos_ids))
+    return decode_rows(forward, [row])[0]

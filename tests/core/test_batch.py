@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.config import DecodingConfig, Method
-from jacobi_core.decoding.generate import NOT_FINITE, _Row, generate, generate_batch, step
+from jacobi_core.decoding.generate import NOT_FINITE, Row, generate, generate_batch, step
 from tests.core.tiny import FAMILIES, random_prompts, tiny_model, tiny_rules
 
 MODELS = {family: tiny_model(family, seed=1) for family in FAMILIES}
@@ -93,7 +93,7 @@ def test_rows_that_join_and_leave_are_their_runs_alone(data, family):
                 seed=seed,
             )
             prompt = torch.tensor(random_prompts(1, seed=seed)[0])
-            running.append(_Row.make(model, prompt, config, rules))
+            running.append(Row.make(model, prompt, config, rules))
             started.append((running[-1], prompt, config))
             forward.join(1)
         if running:
@@ -112,7 +112,7 @@ def test_a_row_whose_logits_break_leaves_and_nothing_of_it_reaches_who_comes_nex
     model = MODELS["qwen3"]
     rules, config = tiny_rules(model), DecodingConfig(method=Method.mr, block_size=4, max_new_tokens=12)
     prompts = [[5, 6, 7] * 10, [8, 9], [11, 12] * 20]  # the second takes the first one's slot and fills little of it
-    rows = [_Row.make(model, torch.tensor(p), config, rules, guarded=True) for p in prompts]
+    rows = [Row.make(model, torch.tensor(p), config, rules, guarded=True) for p in prompts]
     forward = BatchForward(model, 2)
     step(forward, rows[:2])
     with torch.inference_mode():
