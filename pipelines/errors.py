@@ -89,7 +89,7 @@ def named_nearest(message: str) -> list[str]:
 
 def known_settings() -> Iterator[str]:
     """Every setting there is, as an override names it."""
-    from pipelines.schema import PipelineConfig  # which tells its mistakes through this module
+    from pipelines.config.schema import PipelineConfig  # which tells its mistakes through this module
 
     return _names(PipelineConfig)
 

@@ -20,11 +20,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.estimate_model import find_shape
+from pipelines.estimate.model import find_shape
 from tasks.measure_answers import MeasureAnswersConfig
 
 if TYPE_CHECKING:
-    from pipelines.schema import PipelineConfig
+    from pipelines.config.schema import PipelineConfig
 
 STAGE = "answer_lengths"
 BLOCKS, WINDOWS = (16, 32), (16, 8)  # the paper's, by round

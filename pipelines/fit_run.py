@@ -11,17 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from pipelines import fit, schema
-from pipelines.dag import Graph, plan
-from pipelines.estimate import train_prompts
-from pipelines.execute import execute
-from pipelines.schema import PipelineConfig
+from pipelines import fit
+from pipelines.config import schema
+from pipelines.config.schema import PipelineConfig
+from pipelines.estimate.forecast import train_prompts
+from pipelines.graph.dag import Graph, plan
+from pipelines.graph.execute import execute
 from pipelines.store import Store
 from tasks.artifacts import read_json
 from tasks.measure_answers import FILE
 
 if TYPE_CHECKING:
-    from pipelines.tracking import Tracker
+    from pipelines.tracking.tracker import Tracker
 
 
 def fit_to_answers(

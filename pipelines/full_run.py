@@ -29,23 +29,24 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines import schema, sweep_jobs
+from pipelines import sweep_jobs
 from pipelines.arguments import make_parent
-from pipelines.cluster_start import check_before_the_first_stage
-from pipelines.composing import composing_mistakes
-from pipelines.dag import Graph, PlannedStage, plan
+from pipelines.config import schema
+from pipelines.config.composing import composing_mistakes
+from pipelines.config.schema import PipelineConfig
 from pipelines.errors import config_error, summary, user_error
-from pipelines.estimate import forecast, shortfalls
-from pipelines.estimate_table import estimate_table
-from pipelines.execute import StageFailed, execute
+from pipelines.estimate.forecast import forecast, shortfalls
+from pipelines.estimate.table import estimate_table
+from pipelines.graph.cluster_start import check_before_the_first_stage
+from pipelines.graph.dag import Graph, PlannedStage, plan
+from pipelines.graph.execute import StageFailed, execute
+from pipelines.graph.timings import TIMINGS, Timings
 from pipelines.job_record import JobRecord
-from pipelines.schema import PipelineConfig
 from pipelines.stages import build_graph
 from pipelines.store import Store, open_store, plain
 from pipelines.store.uri import refuse_credentials_on
 from pipelines.store.uses import in_use, results_of
-from pipelines.timings import TIMINGS, Timings
-from pipelines.tracking import BACKLOG, SweepInfo, Tracker, sqlite_uri, ui_command
+from pipelines.tracking.tracker import BACKLOG, SweepInfo, Tracker, sqlite_uri, ui_command
 from tasks.artifacts import read_json
 from tasks.report import render_table
 from tasks.stage import UserError

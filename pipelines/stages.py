@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
-from pipelines.dag import Graph, Stage
-from pipelines.own_schedule import schedule_identity
-from pipelines.room import Needs
-from pipelines.schema import Baseline, PipelineConfig, RoundConfig
+from pipelines.config.own_schedule import schedule_identity
+from pipelines.config.schema import Baseline, PipelineConfig, RoundConfig
+from pipelines.graph.dag import Graph, Stage
+from pipelines.graph.room import Needs
 from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
 from tasks.carry_decoding import CarryDecodingConfig

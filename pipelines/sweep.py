@@ -37,7 +37,7 @@ class SweepTable(Callback):
         self.paper = paper
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from pipelines.tracking import SWEEP_MEMORY
+        from pipelines.tracking.tracker import SWEEP_MEMORY
 
         folder = Path(config.hydra.sweep.dir).resolve()
         sweep_jobs.begin(folder, list(config.hydra.overrides.task))
@@ -135,9 +135,9 @@ def _at_hand(record: Mapping[str, Any], stage: str) -> Path:
 
 def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:
     """What the sweep's MLflow run gets at its end: the files, and its state, since a job whose config is wrong has no run of its own."""
-    from pipelines.backlog import SUFFIX
-    from pipelines.tracking import SWEEP_MEMORY
-    from pipelines.tracking_channel import Channel
+    from pipelines.tracking.backlog import SUFFIX
+    from pipelines.tracking.channel import Channel
+    from pipelines.tracking.tracker import SWEEP_MEMORY
 
     memory = folder / SWEEP_MEMORY
     if not memory.exists():

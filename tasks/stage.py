@@ -54,7 +54,7 @@ class ClusterConfig:
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     threads_per_worker: int = 1  # torch threads inside one worker
-    parallel_stages: int | None = None  # stages at once; none: as there is room for, see pipelines/room.py; 1: one after another
+    parallel_stages: int | None = None  # stages at once; none: as there is room for, see pipelines/graph/room.py; 1: one after another
 
     @property
     def ranks(self) -> int:

@@ -128,7 +128,7 @@ def _explain(argv: Sequence[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from pipelines import schema
+    from pipelines.config import schema
     from pipelines.errors import config_error
     from pipelines.stages import build_graph
     from pipelines.store.explain import explain

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.dag import Graph, Stage
+from pipelines.graph.dag import Graph, Stage
 from pipelines.store.disk import Entry, Store
 from pipelines.store.manifest import Manifest, plain
 

@@ -35,8 +35,8 @@ def copied(made: Made, tmp_path: Path) -> Made:
 @pytest.fixture(scope="session")
 def tracked_runs(made: Made) -> Made:
     """Its tracking store, written by the pipeline's own tracker: a run that finished, one that failed."""
-    from pipelines.tracking import Tracker
-    from pipelines.tracking_settings import TrackingConfig
+    from pipelines.tracking.settings import TrackingConfig
+    from pipelines.tracking.tracker import Tracker
 
     settings = TrackingConfig(experiment="test", wait_at_end=0, system_metrics_every=0)
     where = {"tracking_uri": made.tracking_uri, "backlog": made.outputs / "backlog", "settings": settings}

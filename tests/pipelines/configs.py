@@ -6,8 +6,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from pipelines import schema
-from pipelines.schema import PipelineConfig
+from pipelines.config import schema
+from pipelines.config.schema import PipelineConfig
 
 
 def composed(*overrides: str, hydra: bool = False) -> DictConfig:

@@ -22,8 +22,8 @@ def checkpoint(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated database to copy: making one takes two seconds."""
-    from pipelines import mlflow_runs
-    from pipelines.tracking import sqlite_uri
+    from pipelines.tracking import mlflow_runs
+    from pipelines.tracking.tracker import sqlite_uri
 
     folder = tmp_path_factory.mktemp("database")
     mlflow_runs.connect(sqlite_uri(folder)).search_experiments()
@@ -33,7 +33,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def uri(tmp_path: Path, empty_database: Path) -> str:
     """An empty tracking store, in a folder with a blank in its name."""
-    from pipelines.tracking import sqlite_uri
+    from pipelines.tracking.tracker import sqlite_uri
 
     folder = tmp_path / "my outputs"
     folder.mkdir()

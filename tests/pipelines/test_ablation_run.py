@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import mlflow_runs
-from pipelines.tracking import sqlite_uri
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.tracker import sqlite_uri
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = [

@@ -16,9 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from jacobi_core.decoding import greedy_batch as greedy_module
 from jacobi_core.hub import load_tokenizer
-from pipelines import schema, stages
-from pipelines.dag import Graph
+from pipelines import stages
+from pipelines.config import schema
 from pipelines.errors import config_error
+from pipelines.graph.dag import Graph
 from tasks.artifacts import read_json, read_prompts
 from tasks.prepare_prompts import template
 from tasks.stage import StageContext, UserError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dag import Graph, Stage, plan
-from pipelines.execute import StageFailed, execute
+from pipelines.graph.dag import Graph, Stage, plan
+from pipelines.graph.execute import StageFailed, execute
 from pipelines.store import MANIFEST, Store
 from tasks.stage import ClusterConfig, UserError
 
@@ -185,7 +185,7 @@ def test_a_failure_keeps_what_is_finished_and_only_a_resumable_stage_its_leftove
 
 
 def test_log_lines_say_where_the_run_is(store: Store, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, logger="pipelines.execute")
+    caplog.set_level(logging.INFO, logger="pipelines.graph.execute")
     graph = Graph([stage("a"), stage("round1/b", "a")])
     run(graph.until("a"), store)
     caplog.clear()
@@ -206,8 +206,8 @@ from pathlib import Path
 from types import ModuleType
 sys.path.insert(0, sys.argv[1])
 from test_dag import Notes, Config
-from pipelines.dag import Graph, Stage, plan
-from pipelines.execute import execute
+from pipelines.graph.dag import Graph, Stage, plan
+from pipelines.graph.execute import execute
 from pipelines.store import Store
 from tasks.stage import ClusterConfig
 

@@ -11,12 +11,12 @@ import torch
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from pipelines.dag import plan
-from pipelines.estimate import UNKNOWN, EstimateConfig, forecast, gpus_here, shortfalls, stage_states
-from pipelines.estimate_hardware import HARDWARE, hardware_for
-from pipelines.estimate_memory import adapter_parameters, decoding_memory, training_memory
-from pipelines.estimate_model import ModelShape, shape_of
-from pipelines.estimate_table import estimate_table
+from pipelines.estimate.forecast import UNKNOWN, EstimateConfig, forecast, gpus_here, shortfalls, stage_states
+from pipelines.estimate.hardware import HARDWARE, hardware_for
+from pipelines.estimate.memory import adapter_parameters, decoding_memory, training_memory
+from pipelines.estimate.model import ModelShape, shape_of
+from pipelines.estimate.table import estimate_table
+from pipelines.graph.dag import plan
 from pipelines.stages import build_graph
 from pipelines.store import Store
 from tasks.base_model import stage as base_stage
@@ -162,14 +162,14 @@ def test_without_sizes_it_says_what_is_missing(tmp_path: Path):
 
 
 def test_more_gpus_memory_or_disk_than_there_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipelines.estimate.gpus_here", lambda: 4)
+    monkeypatch.setattr("pipelines.estimate.forecast.gpus_here", lambda: 4)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10e9))
     _, found = figures(built("experiment=paper_coder_7b", "estimate.memory_gb=24"), tmp_path)
     told = list(shortfalls(found, root=tmp_path))
     assert told[0].startswith("cluster.workers=8 needs 8 GPUs, this machine has 4")
     assert any(t.startswith("round1/distill needs about 38 GB of a H100's 24") for t in told)
     assert told[-1].startswith(f"paths.store={tmp_path}: the run needs about") and "10 are free" in told[-1]
-    monkeypatch.setattr("pipelines.estimate.gpus_here", lambda: 8)
+    monkeypatch.setattr("pipelines.estimate.forecast.gpus_here", lambda: 8)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1e13))
     _, found = figures(built("experiment=paper_coder_7b"), tmp_path)
     assert list(shortfalls(found, root=tmp_path)) == []
@@ -192,7 +192,7 @@ def test_an_existing_cluster_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch):
     machine = {"gpus": ["NVIDIA H200"] * 4, "visible_gpus": "0,2"}
-    monkeypatch.setattr("pipelines.estimate.machine_identity", lambda: machine)
+    monkeypatch.setattr("pipelines.estimate.forecast.machine_identity", lambda: machine)
     assert gpus_here() == 2
     machine["visible_gpus"] = "-1"
     assert gpus_here() == 0

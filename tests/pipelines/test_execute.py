@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import execute as execution
-from pipelines.dag import Graph, Stage, plan
-from pipelines.execute import StageFailed, execute
-from pipelines.room import Needs, Room, as_ray_work, threads
+from pipelines.graph import execute as execution
+from pipelines.graph.dag import Graph, Stage, plan
+from pipelines.graph.execute import StageFailed, execute
+from pipelines.graph.room import Needs, Room, as_ray_work, threads
+from pipelines.graph.timings import Timings
 from pipelines.store import Store
-from pipelines.timings import Timings
 from tasks.remote import Ran, Stopped, WorkerLost
 from tasks.stage import ClusterConfig
 from tests.pipelines.test_dag import Notes
@@ -276,5 +276,5 @@ def test_needs_follow_from_the_cluster():
     ],
 )
 def test_ray_runs_stages_only_where_there_is_room(monkeypatch, cluster, cores, needs, expected):
-    monkeypatch.setattr("pipelines.room.cores", lambda: cores)
+    monkeypatch.setattr("pipelines.graph.room.cores", lambda: cores)
     assert as_ray_work(ClusterConfig(**cluster), needs) is expected

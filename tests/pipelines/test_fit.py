@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines import schema
+from pipelines.config import schema
 from pipelines.fit import Lengths, concerns, fitted, given_names, said
 from pipelines.fit_run import fit_to_answers
 from pipelines.stages import build_graph

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from pipelines import mlflow_runs
 from pipelines.store import MANIFEST
-from pipelines.tracking import sqlite_uri
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.tracker import sqlite_uri
 from tasks.report import ROW_KEYS
 
 pytestmark = pytest.mark.timeout(900)

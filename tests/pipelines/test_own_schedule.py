@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule
-from pipelines.own_schedule import schedule_identity
+from pipelines.config.own_schedule import schedule_identity
 from pipelines.stages import build_graph
 from tasks.stage import UserError
 from tests.pipelines.configs import built

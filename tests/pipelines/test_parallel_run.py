@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines import mlflow_runs
 from pipelines.store import MANIFEST
-from pipelines.tracking import sqlite_uri
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.tracker import sqlite_uri
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 REPOSITORY = Path(__file__).parents[2]
@@ -119,10 +119,10 @@ import logging, sys
 from dataclasses import dataclass
 from pathlib import Path
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-from pipelines.dag import Graph, Stage, plan
-from pipelines.execute import execute
+from pipelines.graph.dag import Graph, Stage, plan
+from pipelines.graph.execute import execute
 from pipelines.store import Store
-from pipelines.tracking import Tracker, sqlite_uri
+from pipelines.tracking.tracker import Tracker, sqlite_uri
 from tasks.stage import ClusterConfig
 
 @dataclass

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from moto.server import ThreadedMotoServer
 
-from pipelines.dag import plan
-from pipelines.execute import StageFailed, execute
+from pipelines.graph.dag import plan
+from pipelines.graph.execute import StageFailed, execute
 from pipelines.store import Damaged, Manifest, Store, open_store
 from pipelines.store.inventory import table
 from pipelines.store.objects import ObjectStore

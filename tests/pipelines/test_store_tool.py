@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dag import Graph, plan
-from pipelines.execute import execute
+from pipelines.graph.dag import Graph, plan
+from pipelines.graph.execute import execute
 from pipelines.store import MANIFEST, Manifest, Store, claim
 from pipelines.store.__main__ import main
 from pipelines.store.explain import explain
 from pipelines.store.inventory import age_of, age_text, size_of, size_text, table
 from pipelines.store.prune import prune
 from pipelines.store.uses import Use, in_use, recorded, results_of
-from pipelines.tracking import BACKLOG
+from pipelines.tracking.tracker import BACKLOG
 from tasks.stage import ClusterConfig, UserError
 from tests.pipelines.test_dag import Config, Notes, stage
 from tests.pipelines.test_store import FACTS

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from mlflow import MlflowClient
 
-from pipelines import mlflow_runs, sweep_jobs
+from pipelines import sweep_jobs
 from pipelines.job_record import JobRecord
 from pipelines.sweep import FILES, SweepTable, write_sweep
-from pipelines.tracking import SweepInfo, Tracker, sqlite_uri
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.settings import TrackingConfig
+from pipelines.tracking.tracker import SweepInfo, Tracker, sqlite_uri
 from tasks.completion_files import Completion, write_completions
 from tests.results import ar_row, row, trained_row
 

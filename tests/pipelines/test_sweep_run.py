@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import mlflow_runs
-from pipelines.tracking import sqlite_uri
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.tracker import sqlite_uri
 
 SIX = ["seed=1,2", "data.max_prompt_tokens=1,256,512"]  # no prompt is as short as one token
 FAILING = {0: "job 0 (seed=1 data.max_prompt_tokens=1)", 3: "job 3 (seed=2 data.max_prompt_tokens=1)"}

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import mlflow_runs, run_records, tracking_channel
-from pipelines.dag import Graph, Stage, plan
-from pipelines.execute import execute
+from pipelines.graph.dag import Graph, Stage, plan
+from pipelines.graph.execute import execute
 from pipelines.process import Terminated, identity, is_gone
 from pipelines.store import Store
-from pipelines.tracking import SweepInfo, Tracker, sqlite_uri, ui_command
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking import channel as tracking_channel
+from pipelines.tracking import mlflow_runs, run_records
+from pipelines.tracking.settings import TrackingConfig
+from pipelines.tracking.tracker import SweepInfo, Tracker, sqlite_uri, ui_command
 from tasks.stage import ClusterConfig, UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -260,15 +261,15 @@ def test_only_a_process_known_to_be_over_is_gone():
 
 
 def test_importing_tracking_leaves_mlflow_alone():
-    check = "import sys, pipelines.tracking, pipelines.execute; sys.exit('mlflow' in sys.modules or 'torch' in sys.modules or 'ray' in sys.modules)"
+    check = "import sys, pipelines.tracking.tracker, pipelines.graph.execute; sys.exit(bool({'mlflow', 'torch', 'ray'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], cwd=REPOSITORY).returncode == 0
 
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from pipelines.tracking import SweepInfo, Tracker
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking.tracker import SweepInfo, Tracker
+from pipelines.tracking.settings import TrackingConfig
 sweep = SweepInfo(Path(sys.argv[2]), "sweep", [])
 settings = TrackingConfig(experiment="test")
 with Tracker.start(
@@ -322,8 +323,8 @@ TOGETHER = """
 import logging, multiprocessing, os, sys
 import mlflow.store.tracking.sqlalchemy_store  # once, before the fork: eight imports would take longer than the test
 from pathlib import Path
-from pipelines.tracking import SweepInfo, Tracker
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking.tracker import SweepInfo, Tracker
+from pipelines.tracking.settings import TrackingConfig
 
 def job(number):
     barrier.wait()

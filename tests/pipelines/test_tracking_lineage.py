@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import mlflow_runs
-from pipelines.dag import PlannedStage, Stage
+from pipelines.graph.dag import PlannedStage, Stage
 from pipelines.store import Manifest
-from pipelines.system_metrics import watched
-from pipelines.tracking import Tracker
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.settings import TrackingConfig
+from pipelines.tracking.system_metrics import watched
+from pipelines.tracking.tracker import Tracker
 
 SETTINGS = TrackingConfig(experiment="test", wait_at_end=0, system_metrics_every=0)
 

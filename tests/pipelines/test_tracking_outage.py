@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import mlflow_runs, mlflow_writes, tracking, tracking_channel
 from pipelines.arguments import run_tool
-from pipelines.backlog import Backlog
-from pipelines.tracking import SweepInfo, Tracker
-from pipelines.tracking_channel import Channel
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking import __main__ as replay
+from pipelines.tracking import channel as tracking_channel
+from pipelines.tracking import mlflow_runs, mlflow_writes
+from pipelines.tracking.backlog import Backlog
+from pipelines.tracking.channel import Channel
+from pipelines.tracking.settings import TrackingConfig
+from pipelines.tracking.tracker import SweepInfo, Tracker
 from tasks.stage import UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,7 +124,7 @@ def test_away_at_the_start_is_an_outage_where_it_has_answered_before_and_a_wrong
     assert len(backlogs(tmp_path)) == 2
     line.cut = False
     line.forget()
-    assert run_tool([f"replay={tmp_path / 'backlog'}"], tracking.Arguments, tracking._replay) == 0
+    assert run_tool([f"replay={tmp_path / 'backlog'}"], replay.Arguments, replay.replay) == 0
     runs = all_runs(uri)
     assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(["known", "sweep", "job0", "job1"], "FINISHED")
     assert {runs[name].data.tags["mlflow.parentRunId"] for name in ("job0", "job1")} == {runs["sweep"].info.run_id}
@@ -130,16 +132,16 @@ def test_away_at_the_start_is_an_outage_where_it_has_answered_before_and_a_wrong
 
 def test_replay_tells_of_a_file_that_cannot_be_read(tmp_path: Path, capsys):
     (tmp_path / "torn.jsonl").write_text("not a record\n")
-    assert run_tool([f"replay={tmp_path}"], tracking.Arguments, tracking._replay) == 1
+    assert run_tool([f"replay={tmp_path}"], replay.Arguments, replay.replay) == 1
     assert "1 of 1 files could not be read" in capsys.readouterr().out
 
 
 def test_replay_says_what_does_not_arrive(uri: str, tmp_path: Path, line: Line, capsys):
     with start(uri, tmp_path):
         line.cut = True
-    assert run_tool([f"replay={tmp_path / 'backlog'}"], tracking.Arguments, tracking._replay) == 1
+    assert run_tool([f"replay={tmp_path / 'backlog'}"], replay.Arguments, replay.replay) == 1
     assert "1 waiting records: not all could be sent" in capsys.readouterr().out
-    assert run_tool([f"replay={tmp_path / 'nowhere'}"], tracking.Arguments, tracking._replay) == 2
+    assert run_tool([f"replay={tmp_path / 'nowhere'}"], replay.Arguments, replay.replay) == 2
 
 
 def test_a_store_that_is_away_is_left_alone_for_a_while(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -250,7 +252,7 @@ def test_a_backlog_survives_torn_lines_and_a_sender_that_dies(tmp_path: Path, ca
 
 
 def test_points_of_one_run_are_sent_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipelines.backlog.METRICS", 10)
+    monkeypatch.setattr("pipelines.tracking.backlog.METRICS", 10)
     backlog = Backlog(tmp_path / "b.jsonl", "sqlite:///x", "e")
     for step in range(25):
         backlog.append({"write": "log_metrics", "run": "r" if step < 24 else "s", "metrics": [["loss", 1.0, 0, step]]})

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import mlflow_runs, tracking_channel
-from pipelines.tracking import SweepInfo, Tracker
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking import channel as tracking_channel
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.settings import TrackingConfig
+from pipelines.tracking.tracker import SweepInfo, Tracker
 from tests.pipelines.test_tracking_lineage import planned, record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

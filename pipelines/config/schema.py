@@ -15,11 +15,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleShape, check_kind
-from pipelines.checks import mistakes
-from pipelines.estimate import EstimateConfig
+from pipelines.config.checks import mistakes
+from pipelines.config.sections import Sections
+from pipelines.estimate.forecast import EstimateConfig
 from pipelines.fit import FitConfig, concerns
-from pipelines.sections import Sections
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking.settings import TrackingConfig
 from tasks.base_model.stage import BaseModelConfig
 from tasks.distill.config import DistillConfig
 from tasks.evaluate.benchmarks import EvaluationConfig

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from pipelines.room import Needs
+from pipelines.graph.room import Needs
 from pipelines.store import Store, fingerprint, plain
 from tasks.stage import UserError
 

@@ -24,7 +24,7 @@ from tasks.prepare_prompts.config import CODE, GENERATED, SPLITS, PreparePrompts
 from tasks.stage import UserError
 
 if TYPE_CHECKING:
-    from pipelines.schema import PipelineConfig
+    from pipelines.config.schema import PipelineConfig
 
 
 def mistakes(config: PipelineConfig) -> Iterator[str]:

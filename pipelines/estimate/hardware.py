@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from pipelines.estimate_model import BYTES, ModelShape
+from pipelines.estimate.model import BYTES, ModelShape
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.dag import PlannedStage
+    from pipelines.graph.dag import PlannedStage
     from pipelines.store import Manifest
 
 DATA = {"prompts", "packed", "trajectories"}  # names of inputs that are data; the others are models and results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.estimate_model import BYTES, ModelShape
+from pipelines.estimate.model import BYTES, ModelShape
 from tasks.distill.config import DistillConfig
 
 GB = 1e9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.dag import PlannedStage
-from pipelines.estimate import UNKNOWN, Forecast
-from pipelines.estimate_memory import Memory
+from pipelines.estimate.forecast import UNKNOWN, Forecast
+from pipelines.estimate.memory import Memory
+from pipelines.graph.dag import PlannedStage
 
 COLUMNS = ("stage", "state", "rows", "tokens", "GPUs", "GB each", "disk GB", "hours", "GPU-hours", "basis", "fingerprint")
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from pipelines.dag import PlannedStage
 from pipelines.errors import summary, user_error
-from pipelines.room import Room, as_ray_work
+from pipelines.graph.dag import PlannedStage
+from pipelines.graph.room import Room, as_ray_work
+from pipelines.graph.timings import StageTime, Timings
 from pipelines.store import Damaged, Manifest, Store, git_sha, plain
-from pipelines.timings import StageTime, Timings
-from pipelines.tracking import Tracker
+from pipelines.tracking.tracker import Tracker
 from tasks.cluster import nodes, start_ray, start_seconds
 from tasks.remote import PATIENCE, PATIENCE_WITH_WORKERS, Ran, StageCall, Stopped, WorkerLost, run_here, run_on_ray
 from tasks.stage import ClusterConfig, StageContext

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines import schema
+from pipelines.config import schema
 from pipelines.errors import config_error, named_nearest
 from tasks.stage import UserError
 

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.dag import PlannedStage
-from pipelines.estimate_hardware import HARDWARE, Hardware, hardware_for
-from pipelines.estimate_model import ModelShape, find_shape, shape_of, shape_of_pretrained
-from pipelines.estimate_stages import SIZES, Estimate, Estimator, Texts
+from pipelines.estimate.hardware import HARDWARE, Hardware, hardware_for
+from pipelines.estimate.model import ModelShape, find_shape, shape_of, shape_of_pretrained
+from pipelines.estimate.stages import SIZES, Estimate, Estimator, Texts
 from pipelines.fit import ASSUMED_ANSWER, assumed_prompt
+from pipelines.graph.dag import PlannedStage
 from tasks.measure_latency import machine_identity
 from tasks.prepare_prompts.config import GENERATED, Source
 from tasks.row_files import is_hub_id, open_rows
 from tasks.stage import ClusterConfig, UserError
 
 if TYPE_CHECKING:
-    from pipelines.schema import PipelineConfig
+    from pipelines.config.schema import PipelineConfig
 
 UNKNOWN = "unknown (offline)"  # state of a stage whose input on the hub nobody here could identify
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipelines.mlflow_runs import first_line
 from pipelines.process import identity
 from pipelines.store import git_sha
-from pipelines.tracking_channel import Channel
+from pipelines.tracking.channel import Channel
+from pipelines.tracking.mlflow_runs import first_line
 
 PARAM_LENGTH = 500  # characters; the full config is an artifact
 PARAM_COUNT = 500

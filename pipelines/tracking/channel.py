@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines import mlflow_runs as runs
-from pipelines import mlflow_writes
-from pipelines.backlog import SUFFIX, Backlog
-from pipelines.mlflow_runs import PENDING, Connection
+from pipelines.tracking import mlflow_runs as runs
+from pipelines.tracking import mlflow_writes
+from pipelines.tracking.backlog import SUFFIX, Backlog
+from pipelines.tracking.mlflow_runs import PENDING, Connection
 
 PAUSES = (5.0, 60.0)  # seconds between two attempts at a store that is away: the first, and at most, doubling in between
 TRIES = 3  # of a record that a store in good health fails on, before it is given up

@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from pipelines import mlflow_runs
-from pipelines.mlflow_runs import HANDLE, PARENT, Connection
+from pipelines.tracking import mlflow_runs
+from pipelines.tracking.mlflow_runs import HANDLE, PARENT, Connection
 
 PARAMS = 100  # per request that every MLflow store accepts
 POINTS = 1000

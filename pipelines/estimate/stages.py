@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.dag import Stage
-from pipelines.estimate_hardware import Hardware
-from pipelines.estimate_memory import GB, TOGETHER, Memory, decoding_memory, training_memory
-from pipelines.estimate_model import BYTES, ModelShape
+from pipelines.estimate.hardware import Hardware
+from pipelines.estimate.memory import GB, TOGETHER, Memory, decoding_memory, training_memory
+from pipelines.estimate.model import BYTES, ModelShape
+from pipelines.graph.dag import Stage
 from tasks.evaluate.config import Reference
 from tasks.prepare_prompts.config import PreparePromptsConfig, Source
 from tasks.stage import ClusterConfig

@@ -1,9 +1,7 @@
 """The record of a pipeline: sweep > pipeline run > stage runs, what each holds and how each ends.
 
-A store that is away costs nothing but time until its records arrive (`tracking_channel`); only one that has never answered is an
+A store that is away costs nothing but time until its records arrive (`channel`); only one that has never answered is an
 error at the start: its address is wrong. Importing this module does not import mlflow.
-
-    python -m pipelines.tracking replay=outputs/store/.tracking     send what runs could not
 """
 
 from __future__ import annotations
@@ -21,25 +19,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from filelock import FileLock
 
-from pipelines import lineage
-from pipelines import mlflow_runs as runs
-from pipelines.arguments import run_tool
-from pipelines.backlog import SUFFIX
-from pipelines.mlflow_runs import PARENT
 from pipelines.process import sigterm_raises
-from pipelines.run_records import PARAM_LENGTH, create_run, ended, legal, log_params
-from pipelines.system_metrics import watched
-from pipelines.tracking_channel import Channel, left_behind
-from pipelines.tracking_settings import TrackingConfig
+from pipelines.tracking import lineage
+from pipelines.tracking import mlflow_runs as runs
+from pipelines.tracking.backlog import SUFFIX
+from pipelines.tracking.channel import Channel, left_behind
+from pipelines.tracking.mlflow_runs import PARENT
+from pipelines.tracking.run_records import PARAM_LENGTH, create_run, ended, legal, log_params
+from pipelines.tracking.settings import TrackingConfig
+from pipelines.tracking.system_metrics import watched
 from tasks.stage import UserError
 
 if TYPE_CHECKING:
-    from pipelines.dag import PlannedStage
+    from pipelines.graph.dag import PlannedStage
     from pipelines.store import Manifest
 
 SWEEP_MEMORY = "mlflow_sweep.json"  # in a sweep's folder: which run is the sweep's
@@ -226,28 +223,3 @@ def _sweep_run(channel: Channel, sweep: SweepInfo) -> str:
     scratch.write_text(json.dumps({"handle": handle, "run_id": run_id, **where}))
     scratch.replace(memory)
     return run_id
-
-
-@dataclass
-class Arguments:
-    replay: Annotated[Path, "folder with the records that runs could not send: .tracking in the store"]
-
-
-def _replay(arguments: Arguments) -> int:
-    folder = arguments.replay.expanduser()
-    if not folder.is_dir():
-        raise UserError(f"replay={folder}: no such folder")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    files = len(list(folder.glob(f"*{SUFFIX}")))
-    channels = list(left_behind(folder))
-    waiting = sum(channel.backlog.waiting() for channel in channels)
-    delivered = [channel.deliver(now=True) for channel in channels]  # all are tried
-    arrived = all(delivered)
-    print(f"{waiting} waiting records" + (": all are sent" if arrived else ": not all could be sent, see above"))
-    if len(channels) < files:
-        print(f"{files - len(channels)} of {files} files could not be read, see above; they are left where they are")
-    return 0 if arrived and len(channels) == files else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(sys.argv[1:], Arguments, _replay))

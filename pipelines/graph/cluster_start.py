@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jacobi_core.distillation.noise_schedule import is_own
-from pipelines.dag import PlannedStage
-from pipelines.room import as_ray_work
-from pipelines.schema import PipelineConfig
+from pipelines.config.schema import PipelineConfig
+from pipelines.graph.dag import PlannedStage
+from pipelines.graph.room import as_ray_work
 from tasks.cluster_checks import check_cluster, check_own_gpus
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from pipelines.mlflow_runs import first_line
+from pipelines.tracking.mlflow_runs import first_line
 
 PREFIX = "system/"
 

@@ -1,0 +1,1 @@
+"""From a command line to checked settings: `schema` is the tree, `checks` its cross-field rules; `composing` and `sections` tell all mistakes."""
