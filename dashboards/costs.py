@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 _TOKENS = {"trajectories": ("answer_tokens", "decoded"), "pack": ("tokens", "packed"), "distill": ("train_tokens", "trained on")}
 _HEADLINES = 3  # a stage returns its most telling figures first
-_RUN = re.compile(r'<span data-run="(\w+)">(\w+)</span>')
+_RUN = re.compile(r'<span data-run="(\w+)">([^<]+)</span>')
 LEGEND = (
     "Seconds are those of the run that computed the stage, at the time given; a stage found in the store took none here. Tokens: answer tokens "
     "decoded for training, packed tokens (prompt, noisy and clean copies), packed tokens trained on."
