@@ -37,13 +37,15 @@ from dashboards.table import (
 Record = Mapping[str, Any]
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
-h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ccc; } .note { color: #555; font-size: 14px; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1360px; margin: 2em auto; padding: 0 1em; }
+h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ccc; }
+p, figcaption { max-width: 1180px; } .note { color: #555; font-size: 14px; }
 figure { margin: 0; } figcaption { color: #555; font-size: 14px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; } th { border-bottom: 2px solid #888; }
+th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; }
 .left { text-align: left; } pre { background: #f6f6f6; padding: 8px; margin: 0; font-size: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
-.beside { display: flex; flex-wrap: wrap; gap: 0 3em; align-items: flex-start; } .beside > div { width: min-content; max-width: 100%; }
+.beside { display: flex; flex-wrap: wrap; gap: 0 1em; align-items: flex-start; } .beside > div { width: min-content; max-width: 100%; }
 summary { cursor: pointer; } nav { margin: 1em 0; } a { color: #0b4f8a; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1em; margin: 6px 0 2em; } .pair b { font-size: 13px; }
 """
@@ -91,7 +93,7 @@ def _results(rows: Sequence[Record], results: Record) -> str:
     """Ours, and the paper's beside it."""
     lines, about = paper_lines(list(dict.fromkeys(row["benchmark"] for row in rows)))
     ours = f"<div>{wide_table(paper_rows(rows), PAPER)}<p class=note>{escape(PAPER_LEGEND)}</p></div>"
-    theirs = f"<div>{wide_table(lines, THEIRS)}<p class=note>{escape(about)}</p></div>"
+    theirs = f"<div>{wide_table(lines, THEIRS[len({line['benchmark'] for line in lines}) == 1 :])}<p class=note>{escape(about)}</p></div>"
     notes = [*version_notes(rows), *small_sample_notes(rows), *unjudged_notes(rows)]
     below = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
     return f"<div class=beside>{ours}{theirs}</div>{below}{_differences(rows, results['differences'])}"
@@ -160,7 +162,7 @@ def _samples(samples: Sequence[Record]) -> str:
     models = list(dict.fromkeys(sample["model"] for sample in samples))
     parts = {model: [sample_html(sample) for sample in samples if sample["model"] == model] for model in reversed(models)}
     last, *others = parts
-    folded = (f"<details><summary>{len(parts[model])} samples of {escape(model)}</summary>{''.join(parts[model])}</details>" for model in others)
+    folded = (f"<details><summary>Samples of {escape(model)}: {len(parts[model])}</summary>{''.join(parts[model])}</details>" for model in others)
     return "".join([*parts[last], *folded])
 
 

@@ -63,8 +63,8 @@ TABLES12 = {  # our benchmark's name -> (the paper's, the model, {method: (TPF, 
         },
     ),
 }
-LEGEND12 = "The paper's own, {models}, one A100; decoding block 128, with MR 64."
-_ELSEWHERE = " It measured none of the benchmarks here: its HumanEval is shown for orientation, other models and problems than these."
+LEGEND12 = "The paper's own: {benchmarks}, {models}, one A100; decoding block 128, with MR 64."
+_ELSEWHERE = " It measured none of the benchmarks here; shown for orientation, other models and problems than these."
 
 LEGENDS = {
     "table4": "Paper: its Table 4 (Qwen2.5-Coder-7B, HumanEval, n = 16, decoding block 256; TPF is one over its iterations per token). In brackets "
@@ -83,8 +83,8 @@ def paper_lines(benchmarks: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
         for benchmark, _, methods in shown
         for method, (tpf, tps, speedup, accuracy) in methods.items()
     ]
-    models = " and ".join(dict.fromkeys(model for _, model, _ in shown))
-    return lines, LEGEND12.format(models=models) + ("" if measured else _ELSEWHERE)
+    names, models = (" and ".join(dict.fromkeys(names)) for names in list(zip(*shown, strict=True))[:2])
+    return lines, LEGEND12.format(benchmarks=names, models=models) + ("" if measured else _ELSEWHERE)
 
 
 def check_table(table: str | None) -> None:

@@ -105,22 +105,21 @@ def _mean(forwards: Record) -> float:
 
 def _along(excerpts: Record) -> Shown:
     name, title = "accepted_along", "Tokens committed by every forward of one answer"
-    decoded = [d for d in excerpts.get("decoded", ()) if d["method"] not in REFERENCES and d["accepted_lengths"]]
-    drafted = [d for d in decoded if d["method"] != "ar"]
+    drafted = [d for d in excerpts.get("decoded", ()) if d["method"] not in ("ar", *REFERENCES) and d["accepted_lengths"]]
     if not drafted:
         return Shown(name, title, "How a single prompt was decoded is not recorded for this run.")
     widest = max(d["block_size"] for d in drafted)
     method = next(d["method"] for d in drafted if d["block_size"] == widest)
-    chosen = [d for d in decoded if d["method"] == "ar"][:1] + [d for d in drafted if (d["method"], d["block_size"]) == (method, widest)]
     frame = pd.DataFrame(
         [
-            {"name": "greedy AR" if d["method"] == "ar" else d["model"], "committed": committed, "source": "draft" if committed > 1 else "own"}
-            for d in chosen
+            {"name": d["model"], "committed": committed, "source": "draft" if committed > 1 else "own"}
+            for d in drafted
+            if (d["method"], d["block_size"]) == (method, widest)
             for committed in d["accepted_lengths"]
         ]
     )
     note = (
-        f"The first timed prompt (id {drafted[0]['prompt_id']}) at {method}@{widest}, by every model, and greedy AR of the base. Every step is one "
+        f"The first timed prompt (id {drafted[0]['prompt_id']}) at {method}@{widest}, by every model; greedy AR is level at 1. Every step is one "
         "forward: as wide and as high as the tokens it commits."
     )
     return Shown(name, title, note, figures.accepted_along(frame))
@@ -130,14 +129,16 @@ def _training(evidence: Evidence) -> Iterator[Shown]:
     if not evidence.curves:
         yield Shown("losses", "Losses", "Nothing was trained, or no step was logged.")
         return
-    note = "Loss terms of every logged optimizer step, each averaged over the tokens it counts in the global batch."
+    models = ", ".join(dict.fromkeys(point["model"] for point in evidence.curves))
+    note = f"Loss terms of every logged optimizer step of {models}, each averaged over the tokens it counts in the global batch. From training.json."
     yield Shown("losses", "Losses", note, figures.training_curves(pd.DataFrame(evidence.curves)))
     if not evidence.probes:
         yield Shown("probes", "Probes", "No distillation of this run was probed while it trained (distill.probe.every).")
         return
+    models = ", ".join(dict.fromkeys(point["model"] for point in evidence.probes))
     note = (
-        "Greedy Jacobi decoding of the probe prompts, before a distillation (step 0) and while it goes on; teacher: the weights it started from. "
-        "Only those that were probed."
+        f"Greedy Jacobi decoding of the probe prompts, before the distillation of {models} (step 0) and while it goes on; teacher: the weights it "
+        "started from. From training.json."
     )
     yield Shown("probes", "Probes", note, figures.probe_curves(pd.DataFrame(evidence.probes)))
 

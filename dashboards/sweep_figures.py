@@ -45,6 +45,8 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> go.Figure:
                 showlegend=not any(trace.name == name for trace in figure.data),
                 marker={"color": color, "pattern": {"shape": hatch}},
                 texttemplate="%{y:.2f}" if factor == 1 else "%{y:.1f}",
+                textposition="outside" if hatch else "inside",  # a hatched bar is no ground to read on
+                cliponaxis=False,
                 error_y=_whiskers(rows) if (name, ours) == ("here", "common_tpf") else None,
                 row=place,
                 col=1,

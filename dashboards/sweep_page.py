@@ -71,7 +71,7 @@ def sweep_page(rows: Sequence[Row], jobs: Sequence[Job], shown: Sequence[Shown],
 def _costs(jobs: Sequence[Job]) -> str:
     found: Columns = [
         ("job", lambda job: str(job["number"]), True),
-        ("settings", lambda job: label(job), True),
+        ("settings", lambda job: " ".join(f"{name}={value}" for name, value in job["settings"].items()) or "-", True),
         ("state", lambda job: "no results" if job["error"] else "finished", True),
         ("seconds", lambda job: _time(job, "seconds"), False),
         ("stages' work", lambda job: _time(job, "useful"), False),
@@ -79,10 +79,10 @@ def _costs(jobs: Sequence[Job]) -> str:
         ("from the store", lambda job: _stages(job["times"], cached=True), False),
     ]
     timed = [job["times"]["run"]["seconds"] for job in jobs if job["times"]]
-    sums = f"<p>{len(jobs)} jobs, {sum(timed):,.0f} s of wall time in all.</p>" if timed else "<p class=note>What the jobs took is not recorded.</p>"
+    sums = f"{len(jobs)} jobs, {sum(timed):,.0f} s of wall time in all. {TIMES_LEGEND}" if timed else "What the jobs took is not recorded."
     links = " · ".join(f'<a href="{escape(job["report"], quote=True)}">{escape(label(job))}</a>' for job in jobs if job["report"])
     reports = f"<p>Reports of the jobs, with their stages and the stages' runs: {links}</p>" if links else ""
-    return f"{sums}{wide_table(jobs, found)}<p class=note>{TIMES_LEGEND}</p>{reports}"
+    return f"{wide_table(jobs, found)}<p class=note>{escape(sums)}</p>{reports}"
 
 
 def _time(job: Job, key: str) -> str:

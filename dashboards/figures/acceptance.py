@@ -67,4 +67,4 @@ def accepted_along(forwards: pd.DataFrame) -> go.Figure:
         "decoding itself, or accepted_lengths of speed-*.parquet.",
         legend="",
     )
-    return figure.update_layout(height=320, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    return figure.update_layout(height=340, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})

@@ -100,6 +100,11 @@ def _told(row: pd.Series) -> str:
     return f"{where}{noise}<br>losses: consistency on {row['consistency']}, AR on {row['ar']} of {row['length']} tokens<br>{text}"
 
 
+def _upright(names: list[str]) -> int:
+    """The angle at which so many names stand beside each other without touching."""
+    return 0 if len(names) <= 12 else -90
+
+
 def attention_mask(tokens: pd.DataFrame, visible: np.ndarray) -> go.Figure:
     """Who may see whom among some tokens of a packed row (the paper's Figure 2).
 
@@ -117,7 +122,7 @@ def attention_mask(tokens: pd.DataFrame, visible: np.ndarray) -> go.Figure:
     for edge in parts["start"].iloc[1:]:
         figure.add_hline(y=edge - 0.5, line={"color": "#999999", "width": 1})
         figure.add_vline(x=edge - 0.5, line={"color": "#999999", "width": 1})
-    figure.update_xaxes(title_text="key (seen)", tickvals=centres, ticktext=names, side="top", constrain="domain", tickangle=0)
+    figure.update_xaxes(title_text="key (seen)", tickvals=centres, ticktext=names, side="top", constrain="domain", tickangle=_upright(names))
     figure.update_yaxes(title_text="query (sees)", tickvals=centres, ticktext=names, autorange="reversed", scaleanchor="x", constrain="domain")
     finish(
         figure, "Dark: the token of this row may attend to the one of this column. P: prompt; N and C: noisy and clean blocks. From packed.parquet."

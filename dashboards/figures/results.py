@@ -28,16 +28,14 @@ def speed_accuracy(rows: pd.DataFrame) -> go.Figure:
             y=group["accuracy"],
             name=str(model),
             mode="markers+text",
-            text=_apart(names, group["speedup"].tolist(), room=0.04 * reach),
+            text=_apart(["" if number and name == "AR" else name for name in names], group["speedup"].tolist(), room=0.04 * reach),
             textposition="bottom center" if number % 2 else "top center",  # models of about the same accuracy are each other's neighbours
             customdata=names,
             marker=model_look(str(model))["marker"],
             hovertemplate="block %{customdata}: %{x:.2f}x, %{y:.1f} %<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title_text="speedup over greedy AR of the same model (x, wall clock)")
-    # Ten points of room below: automatic scaling would blow a difference of one problem up to the whole axis.
-    lowest = max(0.0, rows["accuracy"].min() - 10) if len(rows) else 0.0
-    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[lowest, 104])
+    _accuracy_axis(figure, rows["accuracy"].tolist())
     return finish(figure, "Each point is one decoding setting of one model: its block size, or AR. From results.json, rows of one benchmark.")
 
 
@@ -48,7 +46,7 @@ def _apart(names: list[str], places: list[float], *, room: float) -> list[str]:
     for i in order:
         if places[i] - places[first] > room:
             first = i
-        written[first] = f"{written[first]}, {names[i]}" if written[first] else names[i]
+        written[first] = ", ".join(filter(None, [written[first], names[i]]))
     return written
 
 
@@ -84,9 +82,7 @@ def accuracy_under_parallelism(curves: pd.DataFrame) -> go.Figure:
         curves: one row per model of one benchmark (columns `model, points, aup`), points being `[[TPF, accuracy], ...]` by rising TPF.
     """
     figure = go.Figure()
-    lowest = 1.0
     for model, points, area in zip(curves["model"], curves["points"], curves["aup"], strict=True):
-        lowest = min([lowest, *(accuracy for _, accuracy in points)])
         figure.add_scatter(
             x=[tpf for tpf, _ in points],
             y=[100 * accuracy for _, accuracy in points],
@@ -95,8 +91,14 @@ def accuracy_under_parallelism(curves: pd.DataFrame) -> go.Figure:
             **model_look(str(model)),
         )
     figure.update_xaxes(title_text="TPF (tokens per forward)", rangemode="tozero")
-    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[max(0.0, 100 * lowest - 10), 104])
+    _accuracy_axis(figure, [100 * accuracy for points in curves["points"] for _, accuracy in points])
     return finish(figure, "Best accuracy of every TPF, slowest setting first; the definition of AUP stands in results.md. From results.json.")
+
+
+def _accuracy_axis(figure: go.Figure, percent: list[float]) -> None:
+    """Ten points of room on both sides: automatic scaling would blow a difference of one problem up to the whole axis."""
+    lowest, highest = (min(percent), max(percent)) if percent else (0.0, 100.0)
+    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[max(0.0, lowest - 10), min(104.0, highest + 10)])
 
 
 def runs_pareto(rows: pd.DataFrame) -> go.Figure:
@@ -124,9 +126,8 @@ def runs_pareto(rows: pd.DataFrame) -> go.Figure:
             customdata=[_setting(row) for _, row in group.iterrows()],
             hovertemplate="%{customdata}: %{x:.2f}x, %{y:.1f} %<extra>%{fullData.name}</extra>",
         )
-    lowest = max(0.0, rows["accuracy"].min() - 10) if len(rows) else 0.0
     figure.update_xaxes(title_text="speedup over greedy AR of the same model (x, wall clock)")
-    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[lowest, 104])
+    _accuracy_axis(figure, rows["accuracy"].tolist())
     finish(
         figure,
         "Every model and decoding setting of the chosen runs; dotted: the settings that none beats in both speed and accuracy. Speedups are over AR "

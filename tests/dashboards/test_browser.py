@@ -113,7 +113,7 @@ def opened(browser: webdriver.Chrome, path: Path) -> None:
 def test_the_report_page(browser: webdriver.Chrome, made: Made, tmp_path: Path):
     """Opened, every section gone to, everything that is folded unfolded, a token pointed at."""
     opened(browser, write_report(made, tmp_path))
-    until(browser, f"{CHARTS} === 11", "figures are missing")
+    charts(browser, 11)
     assert not browser.execute_script(UNFOLDED)
     sections = browser.execute_script("return [...document.querySelectorAll('nav a')].map((link) => link.textContent)")
     assert sections[0] == "Results" and sections[-1] == "Samples" and len(sections) == 8
@@ -128,14 +128,15 @@ def test_the_report_page(browser: webdriver.Chrome, made: Made, tmp_path: Path):
     cell = browser.find_element("css selector", '[aria-label^="A block\'s trajectory"] .nsewdrag')
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell)
     ActionChains(browser).move_to_element(cell).perform()
-    until(browser, "return Boolean(document.querySelector('.hoverlayer')?.textContent.includes('position'))", "nothing is told of a token")
+    told = "return [...document.querySelectorAll('.hoverlayer')].some((layer) => layer.textContent.includes('position'))"
+    until(browser, told, "nothing is told of a token")
     assert problems(browser, charts_described=True) == []
     _keep_in_both(browser, "report")
 
 
 def test_a_sweeps_page(browser: webdriver.Chrome, tmp_path: Path):
     opened(browser, write_sweep_page(tmp_path))
-    until(browser, f"{CHARTS} === 3", "figures are missing")
+    charts(browser, 3)
     for section in ("Figures", "Samples"):
         browser.find_element("link text", section).click()
     assert not browser.execute_script(UNFOLDED)

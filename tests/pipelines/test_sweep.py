@@ -163,7 +163,9 @@ def test_it_is_attached_to_the_sweeps_mlflow_run(sweep: Path, tmp_path: Path):
     SweepTable(paper="table4").on_multirun_end(hydra_config(sweep))
     client: MlflowClient = mlflow_runs.connect(uri)
     run_id = json.loads((sweep / "mlflow_sweep.json").read_text())["run_id"]
-    assert {Path(item.path).name for item in client.list_artifacts(run_id, "sweep")} == set(FILES)
+    assert {Path(item.path).name for item in client.list_artifacts(run_id, "sweep")} == {*FILES, "figures"}
+    figures = {"every_job.json", "speed_accuracy_minicode.json", "noise.json"}
+    assert {Path(item.path).name for item in client.list_artifacts(run_id, "sweep/figures")} == figures
     run = client.get_run(run_id)  # job 2 may have failed before it had a run of its own
     assert (run.info.status, run.data.tags["jobs"]) == ("FAILED", "3")
     assert run.data.tags["failed"] == "job 2"
