@@ -28,7 +28,9 @@ def sweep_figures(rows: Sequence[Row]) -> list[Shown]:
     at = "at no setting that all jobs share" if setting is None else f"at {setting} in every job, one prompt at a time"
     whiskers = "; whiskers: 95 % bootstrap interval over prompts" if any(row["common_tpf_interval"] for row in rows) else ""
     paper = " Hatched: the paper's, of another model." if any(row["paper"] for row in rows) else ""
-    note = f"TPF and speedup of every job ({about}) {at}{whiskers}; accuracy in % of problems solved.{paper}"
+    names = ", ".join(dict.fromkeys(name for row in rows for name in row["settings"]))
+    named_by = f" Jobs are named by {names}." if names else ""
+    note = f"TPF and speedup of every job ({about}) {at}{whiskers}; accuracy in % of problems solved.{paper}{named_by}"
     found = [Shown("every_job", "Every job", note, comparison(named))]
     for benchmark in dict.fromkeys(row["benchmark"] for row in rows if row["benchmark"]):
         found.append(_pareto(benchmark, [(name, row) for name, row in named if row["benchmark"] == benchmark]))

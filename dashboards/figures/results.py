@@ -98,7 +98,8 @@ def accuracy_under_parallelism(curves: pd.DataFrame) -> go.Figure:
 def _accuracy_axis(figure: go.Figure, percent: list[float]) -> None:
     """Ten points of room on both sides: automatic scaling would blow a difference of one problem up to the whole axis."""
     lowest, highest = (min(percent), max(percent)) if percent else (0.0, 100.0)
-    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[max(0.0, lowest - 10), min(104.0, highest + 10)])
+    shown = [max(0.0, lowest - 10), min(104.0, highest + 10)]
+    figure.update_yaxes(title_text="accuracy (% of problems solved)", range=shown, dtick=5 if shown[1] - shown[0] < 45 else 20)
 
 
 def runs_pareto(rows: pd.DataFrame) -> go.Figure:
