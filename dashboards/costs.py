@@ -16,7 +16,8 @@ _HEADLINES = 3  # a stage returns its most telling figures first
 _RUN = re.compile(r'<span data-run="(\w+)">([^<]+)</span>')
 LEGEND = (
     "Seconds are those of the run that computed the stage, at the time given; a stage found in the store took none here. Tokens: answer tokens "
-    "decoded for training, packed tokens (prompt, noisy and clean copies), packed tokens trained on."
+    "decoded for training, packed tokens (prompt, noisy and clean copies), packed tokens trained on. A name that is a link leads to the stage's run, "
+    "while MLflow's UI or server runs."
 )
 
 

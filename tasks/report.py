@@ -143,12 +143,15 @@ def _mask(excerpts: Mapping[str, Any], variant: str) -> tuple[int, np.ndarray | 
 
 
 def write_figures(folder: Path, shown: Iterable[Shown]) -> None:
-    """Every figure of a page as `figures/<name>.json` (`plotly.io.read_json` opens it), with its title and its data in words."""
+    """Every figure of a page as `figures/<name>.json` (`plotly.io.read_json` opens it), with its title and its data in words; and no other there."""
     (folder / FIGURES).mkdir(exist_ok=True)
+    for old in (folder / FIGURES).glob("*.json"):
+        old.unlink()
     for part in shown:
         if part.figure is not None:
             part.figure.update_layout(meta={"title": part.title, "caption": part.note})
-            write_text(folder / FIGURES / f"{part.name}.json", part.figure.to_json())
+            name = re.sub(r"[^\w-]+", "_", part.name)  # a benchmark may be called as its users like
+            write_text(folder / FIGURES / f"{name}.json", part.figure.to_json())
 
 
 def _read(inputs: Mapping[str, Path], kind: str, file: str) -> dict[str, dict[str, Any]]:
