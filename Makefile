@@ -27,7 +27,7 @@ dashboard: install
 
 # The documentation into site/; a broken link, anchor or reference is an error. `make test` builds it too
 docs: install
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: install lint
 	$(BIN)/python -m pytest
