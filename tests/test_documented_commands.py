@@ -73,7 +73,7 @@ def test_blocks_say_what_they_are_and_no_command_hides():
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_what_is_named_in_passing_exists(name: str):
-    """Modules, make targets, extras and settings of the pipeline in running text."""
+    """Modules, make targets, extras, files and settings of the pipeline in running text."""
     typed = OmegaConf.structured(PipelineConfig)
     sections = {field.name for field in dataclasses.fields(PipelineConfig)}
     for code in inline_code(DOCUMENTS[name]):
@@ -82,6 +82,8 @@ def test_what_is_named_in_passing_exists(name: str):
         if re.match(r"make [a-z-]+( |$)", code):
             check(code.partition(" ...")[0])
         check_extras(code)
+        if re.fullmatch(r"(?:jacobi_core|tasks|pipelines|dashboards|conf|docs|tests|benchmarks)/[\w./-]+", code) and "NAME" not in code:
+            assert (ROOT / code).exists(), f"{name}: {code} is not there"
         for setting in re.findall(r"(?<![\w./{])([a-z_]+(?:\.\w+)+)=", code):
             parts = re.sub(r"\.(\d+|N)\.", ".0.", setting).split(".")
             if parts[0] in sections:
