@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS, LANGUAGES = "bash", ("bash", "python", "text", "yaml", "json")
 KINDS = ("gpu", "cluster", "network", "long", "yours")  # yours: holds a name that only the reader knows
 _FENCE = re.compile(r"^\s*```(?P<language>\S*)\s*$")
-_MARK = re.compile(r"^\s*<!--\s*(?P<what>skip|serves)\s*(?P<kind>\w*):\s*(?P<text>.+?)\s*-->\s*$")
+_MARK = re.compile(r"^\s*<!-- (?:skip (?P<kind>\w+)|serves): (?P<text>.+?) -->\s*$")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
@@ -78,7 +78,7 @@ def blocks(file: Path) -> list[Block]:
 def _marked(mark: re.Match | None) -> dict[str, str]:
     if mark is None:
         return {}
-    return {"serves": mark["text"]} if mark["what"] == "serves" else {"skip": mark["kind"], "reason": mark["text"]}
+    return {"skip": mark["kind"], "reason": mark["text"]} if mark["kind"] else {"serves": mark["text"]}
 
 
 def inline_code(file: Path) -> list[str]:
