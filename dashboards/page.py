@@ -1,6 +1,6 @@
 """A run's results as one self-contained HTML page: opens from a file, offline; Plotly's script is embedded once.
 
-Takes the content of `results.json`, the training curves and the text samples; reads and writes no file.
+Takes the content of `results.json`, what else the run left and the figures; reads and writes no file.
 Everything that came from a model or a data set is escaped.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-import pandas as pd
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from dashboards.figures import accuracy_under_parallelism, latency, speed_accuracy, tpf_by_block_size, training_curves
-from dashboards.figures.style import described
-from dashboards.paper_table import AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows
+from dashboards.costs import costs
+from dashboards.figures import described
+from dashboards.paper_numbers import paper_lines
+from dashboards.paper_table import PAPER, PAPER_LEGEND, THEIRS, paper_rows
+from dashboards.report_figures import Evidence, Shown
 from dashboards.table import (
     COLUMNS,
     LEGEND,
@@ -25,9 +25,11 @@ from dashboards.table import (
     STOPS,
     STOPS_LEGEND,
     TRIALS,
+    Columns,
     html_table,
     small_sample_notes,
     timed_on,
+    told,
     unjudged_notes,
     version_notes,
 )
@@ -41,46 +43,58 @@ figure { margin: 0; } figcaption { color: #555; font-size: 14px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; } th { border-bottom: 2px solid #888; }
 .left { text-align: left; } pre { background: #f6f6f6; padding: 8px; margin: 0; font-size: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
+.beside { display: flex; flex-wrap: wrap; gap: 0 3em; align-items: flex-start; } .beside > div { width: min-content; max-width: 100%; }
+summary { cursor: pointer; } nav { margin: 1em 0; } a { color: #0b4f8a; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1em; margin: 6px 0 2em; } .pair b { font-size: 13px; }
 """
 
 
-def results_page(results: Record, *, curves: Sequence[Record], samples: Sequence[Record]) -> str:
+def results_page(results: Record, evidence: Evidence, shown: Mapping[str, Sequence[Shown]]) -> str:
     """The whole page.
 
     Args:
         results: the content of `results.json`.
-        curves: logged training steps, `{model, step, loss, consistency, ar, learning_rate, tokens}`; empty where nothing was trained.
-        samples: decoded answers, `{model, benchmark, problem_id, prompt, ar, jacobi, judged_by, passed}`; the last two None where nothing tells right
-            from wrong.
+        evidence: what else the run left.
+        shown: section -> its figures (`report_figures`).
     """
     rows = results["rows"]
     title = f"Jacobi Forcing: {results['experiment']}"
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        _machine(results),
-        "<h2>Results</h2>",
-        f"<div class=wide>{html_table(paper_rows(rows), PAPER)}</div><p class=note>{escape(PAPER_LEGEND)}</p>",
-        *(f"<p class=note>{escape(note)}</p>" for note in [*version_notes(rows), *small_sample_notes(rows), *unjudged_notes(rows)]),
-        _differences(rows, results["differences"]),
-        "<h2>Figures</h2>",
-        *_figures([row for row in rows if row["batch_size"] == 1 and row["method"] not in REFERENCES], curves),
-        *_parallelism(results["parallelism"]),
-        *_machine_figures(results.get("latency"), results.get("search")),
-        "<h2>All settings</h2>",
-        *(
-            f"<h3>{name}</h3><div class=wide>{html_table(rows, columns)}</div><p class=note>{escape(legend)}</p>"
+    sections = {
+        "Results": _results(rows, results),
+        **{name: "".join(map(shown_html, figures)) for name, figures in shown.items()},
+        "What was run, and what it took": costs(evidence.excerpts.get("stages", ())),
+        "All settings": "".join(
+            f"<h3>{name}</h3>{wide_table(rows, columns)}<p class=note>{escape(legend)}</p>"
             for name, columns, legend in (
                 ("Totals", COLUMNS, LEGEND),
                 ("Spread, other decoders, prefill", SPREAD, SPREAD_LEGEND),
                 ("Stops and loops", STOPS, STOPS_LEGEND),
             )
         ),
-        "<h2>Samples</h2>",
-        *(_sample(sample) for sample in samples),
-    ]
+        "Samples": _samples(evidence.samples),
+    }
+    sections["This machine"] += _search(results.get("search"))
+    return whole_page(title, _machine(results), sections)
+
+
+def whole_page(title: str, about: str, sections: Mapping[str, str]) -> str:
+    """A self-contained page: what it is about, links to its sections, the sections."""
+    names = [(f"s{number}", name) for number, name in enumerate(sections)]
+    links = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in names)
+    body = [f"<h1>{escape(title)}</h1>", about, f"<nav>{links}</nav>"]
+    body += [f"<h2 id={anchor}>{escape(name)}</h2>\n{sections[name]}" for anchor, name in names]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>'
     return "\n".join(['<!DOCTYPE html>\n<html lang="en">', f"<head>{head}</head>", "<body>", *body, "</body>", "</html>"])
+
+
+def _results(rows: Sequence[Record], results: Record) -> str:
+    """Ours, and the paper's beside it."""
+    lines, about = paper_lines(list(dict.fromkeys(row["benchmark"] for row in rows)))
+    ours = f"<div>{wide_table(paper_rows(rows), PAPER)}<p class=note>{escape(PAPER_LEGEND)}</p></div>"
+    theirs = f"<div>{wide_table(lines, THEIRS)}<p class=note>{escape(about)}</p></div>"
+    notes = [*version_notes(rows), *small_sample_notes(rows), *unjudged_notes(rows)]
+    below = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
+    return f"<div class=beside>{ours}{theirs}</div>{below}{_differences(rows, results['differences'])}"
 
 
 def _machine(results: Record) -> str:
@@ -107,60 +121,27 @@ def _differences(rows: Sequence[Record], differences: Sequence[Record]) -> str:
         "Outputs that differ from greedy AR of the same model, each with the first differing token and AR's top-2 logit margin there: "
         "a tie is rounding between two equally likely tokens, a defect is not."
     )
-    return f"<h3>Differences</h3><p class=note>{note}</p><div class=wide><table><tr>{head}</tr>{''.join(lines)}</table></div>"
+    return f"<h3>Differences</h3><p class=note>{note}</p><div class=wide tabindex=0><table><tr>{head}</tr>{''.join(lines)}</table></div>"
 
 
-def _figures(rows: Sequence[Record], curves: Sequence[Record]) -> list[str]:
-    frame = pd.DataFrame(rows)
-    parts = []
-    for benchmark, group in frame.groupby("benchmark", sort=False):
-        counts = f"{group['prompts'].max():,} prompts of {benchmark}, batch size {group['batch_size'].min()}"
-        parts += [
-            figure_html(
-                speed_accuracy(group),
-                f"Speed and accuracy, {benchmark}",
-                f"Each point is one decoding setting (its block size, or AR) of one model; speed measured over {counts}.",
-            ),
-            figure_html(
-                tpf_by_block_size(group),
-                f"Tokens per forward, {benchmark}",
-                f"Committed tokens over forward passes, prefill counted, totals over {counts}; it does not depend on the machine.",
-            ),
-        ]
-    if curves:
-        note = "Loss terms of every logged optimizer step, each averaged over the tokens it counts in the global batch."
-        parts.append(figure_html(training_curves(pd.DataFrame(curves)), "Distillation", note))
-    return parts
+def _search(search: Record | None) -> str:
+    """What was found out about the fastest decoding on this machine, where that was asked for."""
+    if not search:
+        return ""
+    tables = (("Finalists, on the split searched on", search["rounds"][-1]), ("On held-out prompts", search["heldout"]))
+    shown = "".join(f"<p class=note>{name}</p>{wide_table(trials, TRIALS)}" for name, trials in tables)
+    return f"<h3>Fastest decoding setting of {escape(search['model'])}: {escape(search['winner'])}</h3>{shown}"
 
 
-def _parallelism(curves: Sequence[Record]) -> list[str]:
-    if not curves:
-        return []
-    frame = pd.DataFrame(curves)
-    return [
-        figure_html(accuracy_under_parallelism(group), f"Accuracy under parallelism, {benchmark}", AUP_LEGEND)
-        for benchmark, group in frame.groupby("benchmark", sort=False)
-    ]
+def wide_table(rows: Sequence[Record], columns: Columns) -> str:
+    """Of the columns that say something; scrolled, also by keys, where it is wider than the page."""
+    return f"<div class=wide tabindex=0>{html_table(rows, told(rows, columns))}</div>"
 
 
-def _machine_figures(measured: Record | None, search: Record | None) -> list[str]:
-    """What was found out about this machine, where that was asked for."""
-    parts = []
-    if measured:
-        note = (
-            f"A forward over m tokens, {measured['dtype']}, the quickest of five. Free: as many as take at most {measured['free_ratio']:g} times as "
-            "long as one."
-        )
-        parts.append(figure_html(latency(measured["curves"]), "Latency of a forward", note))
-    if search:
-        tables = (("Finalists, on the split searched on", search["rounds"][-1]), ("On held-out prompts", search["heldout"]))
-        parts.append(f"<h3>Fastest decoding setting of {escape(search['model'])}: {escape(search['winner'])}</h3>")
-        parts += [f"<p class=note>{name}</p><div class=wide>{html_table(trials, TRIALS)}</div>" for name, trials in tables]
-    return parts
-
-
-def figure_html(figure: go.Figure, title: str, note: str) -> str:
-    return f"<h3>{escape(title)}</h3>{described(figure, title, note)}"
+def shown_html(shown: Shown) -> str:
+    """A figure with its title and its data in words, or the sentence that stands in its place."""
+    text = f"<p class=note>{escape(shown.note)}</p>" if shown.figure is None else described(shown.figure, shown.title, shown.note)
+    return f"<h3>{escape(shown.title)}</h3>{text}"
 
 
 _JUDGED = {
@@ -172,7 +153,18 @@ _JUDGED = {
 }
 
 
-def _sample(sample: Record) -> str:
+def _samples(samples: Sequence[Record]) -> str:
+    """Those of the last model; the others' where they are asked for."""
+    if not samples:
+        return "<p class=note>No answer was kept side by side.</p>"
+    models = list(dict.fromkeys(sample["model"] for sample in samples))
+    parts = {model: [sample_html(sample) for sample in samples if sample["model"] == model] for model in reversed(models)}
+    last, *others = parts
+    folded = (f"<details><summary>{len(parts[model])} samples of {escape(model)}</summary>{''.join(parts[model])}</details>" for model in others)
+    return "".join([*parts[last], *folded])
+
+
+def sample_html(sample: Record) -> str:
     heading = f"{sample['model']} · {sample['benchmark']} · {sample['problem_id']}"
     verdict = "same text" if sample["ar"] == sample["jacobi"] else "texts differ"
     judged = _JUDGED[sample["judged_by"], sample["passed"]]

@@ -37,6 +37,11 @@ PAPER: Columns = [
     ("accuracy", lambda row: "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f}", False),
     ("solved", solved, False),
 ]
+THEIRS: Columns = [  # of `paper_numbers.paper_lines`
+    ("benchmark", lambda row: str(row["benchmark"]), True),
+    ("method", lambda row: str(row["method"]), True),
+    *(column for column in PAPER if column[0] in ("TPF", "TPS", "speedup", "accuracy")),
+]
 PAPER_LEGEND = (
     "One prompt at a time; of each model and method the block size with the most tokens per second. speedup: over greedy AR of the same model in the "
     "same process (the paper's is over its AR baseline)."

@@ -1,27 +1,25 @@
-"""A sweep's jobs side by side: one row per job, as terminal text, markdown and a self-contained HTML page. Reads and writes no file.
+"""A sweep's jobs side by side: one row per job, as terminal text and markdown (`sweep_page`: as HTML). Reads and writes no file.
 
-A job is `{number, settings, error, rows, timed, noise, paper}`:
+A job is `{number, settings, error, rows, timed, noise, paper, times, sample, report}`:
     settings: what tells it from the others, `{override: value}`;
     error: why it has no results, one line, or None;
     rows: the rows of its `results.json`, or None;
     timed: of every prompt decoded alone, `{model or model/benchmark: {"method@block size": [(tokens, forwards)]}}`;
     noise: the noise ratios of its last round's packed blocks, `{edges, counts, mean}`, or None;
-    paper: what the paper measured there, any of `{tpf, speedup, accuracy, window}`, or None.
+    paper: what the paper measured there, any of `{tpf, speedup, accuracy, window}`, or None;
+    times: the content of its `timings.json`, or None;
+    sample: an answer side by side with AR's, of its last model (`page.sample_html`), or None;
+    report: its report, as seen from the sweep's folder, or None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from dashboards.bootstrap import tpf_interval
-from dashboards.page import STYLE, figure_html
 from dashboards.paper_table import REFERENCES
-from dashboards.sweep_figures import comparison, noise_histograms
-from dashboards.table import Columns, Row, html_table, markdown_table, small_sample_notes, solved, text_table
+from dashboards.table import Columns, Row, markdown_table, small_sample_notes, solved, text_table
 
 Job = Mapping[str, Any]
 
@@ -50,7 +48,7 @@ def sweep_rows(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Table rows, one per job and benchmark, before them the base where all jobs started from one. The keys of sweep.json's rows."""
     finished = [job for job in jobs if job["rows"]]
     bases = [[row for row in job["rows"] if row["model"] == "base"] for job in finished]
-    rows = [row for job in jobs for row in _rows(job, _last_model(job["rows"]))]
+    rows = [row for job in jobs for row in _rows(job, last_model(job["rows"]))]
     common = _common_setting(rows)
     if finished and bases[0] and all(base == bases[0] for base in bases):
         shared = {"number": None, "settings": {}, "error": None, "noise": None, "paper": None, "rows": bases[0], "timed": finished[0]["timed"]}
@@ -69,7 +67,8 @@ def _common_setting(rows: Sequence[Row]) -> str | None:
     return max(shared, key=lambda name: sum(tpf[name] for tpf in tpfs), default=None)
 
 
-def _last_model(rows: Sequence[Row] | None) -> str | None:
+def last_model(rows: Sequence[Row] | None) -> str | None:
+    """Of the last round."""
     rounds = [row["model"] for row in rows or [] if row["model"].removeprefix("round").isdecimal()]
     return max(rounds, key=lambda model: int(model.removeprefix("round")), default=None)
 
@@ -106,13 +105,13 @@ def _row(job: Job, model: str | None, benchmark: str | None) -> dict[str, Any]:
     return found
 
 
-def label(row: Row) -> str:
+def label(row: Mapping[str, Any]) -> str:
     """What a job is called in a figure: its settings' values."""
     return ", ".join(row["settings"].values()) or ("base" if row["number"] is None else f"job {row['number']}")
 
 
-def _labels(rows: Sequence[Row]) -> list[str]:
-    """With the benchmark where there are several."""
+def labels(rows: Sequence[Row]) -> list[str]:
+    """What rows are called in a figure: with the benchmark where there are several."""
     several = _several_benchmarks(rows)
     return [f"{label(row)}, {row['benchmark']}" if several and row["benchmark"] else label(row) for row in rows]
 
@@ -241,24 +240,3 @@ def sweep_text(rows: Sequence[Row]) -> str:
 
 def sweep_markdown(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
     return "\n\n".join([f"# {title}", markdown_table(rows, columns(rows)), *notes(rows, about)]) + "\n"
-
-
-def _where(rows: Sequence[Row]) -> str:
-    name = rows[0]["common_setting"]
-    return "of no setting that all jobs share" if name is None else f"at {name} in every job; whiskers: 95 % bootstrap interval over prompts"
-
-
-def sweep_page(rows: Sequence[Row], *, title: str, about: Sequence[str]) -> str:
-    """The table, our figures beside the paper's, and the noise histograms."""
-    bars = comparison(list(zip(_labels(rows), rows, strict=True)))
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f"<div class=wide>{html_table(rows, columns(rows))}</div>",
-        *(f"<p class=note>{escape(note)}</p>" for note in notes(rows, about)),
-        figure_html(bars, "Every job", f"TPF and speedup {_where(rows)}; accuracy in % of problems solved."),
-    ]
-    if any(row["noise"] for row in rows):
-        histograms = noise_histograms([(label(row), row["noise"]) for row in rows if row["noise"]])
-        body.append(figure_html(histograms, "Noise really produced", "Share of packed blocks by noise ratio; the first bar is exactly 0."))
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>'
-    return "\n".join(['<!DOCTYPE html>\n<html lang="en">', f"<head>{head}</head>", "<body>", *body, "</body>", "</html>"])

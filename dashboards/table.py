@@ -160,6 +160,11 @@ def html_table(rows: Sequence[Row], columns: Columns = COLUMNS) -> str:
     return f"<table><thead>{head}</thead><tbody>{''.join(line(values, 'td') for values in _cells(rows, columns))}</tbody></table>"
 
 
+def told(rows: Sequence[Row], columns: Columns) -> Columns:
+    """The columns that say something of any row."""
+    return [column for column in columns if any(column[1](row) != "-" for row in rows)]
+
+
 def version_notes(rows: Sequence[Row]) -> list[str]:
     """One sentence: the versions of the benchmarks that have one. Scores of different versions do not compare."""
     versions = {row["benchmark"]: row["benchmark_version"] for row in rows if row.get("benchmark_version") is not None}

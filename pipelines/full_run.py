@@ -47,9 +47,9 @@ from pipelines.stages import build_graph
 from pipelines.store import Store, open_store, plain
 from pipelines.store.uri import refuse_credentials_on
 from pipelines.store.uses import in_use, results_of
-from pipelines.tracking.tracker import BACKLOG, SweepInfo, Tracker, sqlite_uri, ui_command
+from pipelines.tracking.tracker import BACKLOG, SweepInfo, Tracker, sqlite_uri, ui_address, ui_command
 from tasks.artifacts import read_json
-from tasks.report import render_table
+from tasks.report import FIGURES, render_table
 from tasks.stage import UserError
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def run(config: PipelineConfig, record: JobRecord, only: str | None = None) -> N
         reported = planned[-1].stage.kind == "report"
         if reported:
             store.fetch(planned[-1].folder)
-            _publish(planned[-1].folder, output_dir, tracker, config.paths.results)
+            _publish(planned[-1].folder, output_dir, tracker, config.paths.results, server=ui_address(uri))
         timings.write(output_dir / TIMINGS)
         tracker.log_artifact(output_dir / TIMINGS)
     if reported:
@@ -244,11 +244,19 @@ def stage_table(planned: list[PlannedStage]) -> str:
     return "\n".join([f"{'stage':<{width}}  {'state':<7} fingerprint", *rows])
 
 
-def _publish(report: Path, output_dir: Path, tracker: Tracker, results: str | None) -> None:
-    """Copies the report beside the run's log, into MLflow and where the user asked."""
+def _publish(report: Path, output_dir: Path, tracker: Tracker, results: str | None, *, server: str | None) -> None:
+    """Copies the report beside the run's log, into MLflow and where the user asked; its stages lead to their runs at `server`."""
+    from dashboards.costs import link_runs
+
     for name in ("results.json", "results.md", "report.html"):
         shutil.copy(report / name, output_dir / name)
-        tracker.log_artifact(report / name, "report")
+    if server:
+        page = output_dir / "report.html"
+        page.write_text(link_runs(page.read_text(encoding="utf-8"), server), encoding="utf-8")
+    for name in ("results.json", "results.md", "report.html"):
+        tracker.log_artifact(output_dir / name, "report")
+    for figure in sorted((report / FIGURES).glob("*.json")):
+        tracker.log_artifact(figure, f"report/{FIGURES}")
     if results:
         shutil.copy(output_dir / "results.json", results)
 

@@ -18,6 +18,8 @@ from tasks.base_model.stage import BaseModelConfig
 from tasks.carry_decoding import CarryDecodingConfig
 from tasks.distill.config import DistillConfig, Length, MatchedDistillConfig
 from tasks.evaluate.config import AnswersConfig, EvaluateConfig, SpeedConfig
+from tasks.excerpts import INPUT as STAGE_INPUT
+from tasks.excerpts import ExcerptsConfig
 from tasks.export_model import ExportConfig
 from tasks.generate_trajectories.config import Collect, GenerateTrajectoriesConfig
 from tasks.measure_latency import machine_identity
@@ -32,7 +34,9 @@ from tasks.stage import ClusterConfig
 
 def build_graph(config: PipelineConfig, *, identity_cache: Path) -> Graph:
     """All stages of a run. Reads external inputs (model, prompt file) to identify them: raises UserError where they are missing."""
-    return Graph(dataclasses.replace(stage, needs=_needs(stage, config.cluster)) for stage in _stages(config, identity_cache))
+    stages = list(_stages(config, identity_cache))
+    stages += _report(config, stages)
+    return Graph(dataclasses.replace(stage, needs=_needs(stage, config.cluster)) for stage in stages)
 
 
 def _needs(stage: Stage, cluster: ClusterConfig) -> Needs:
@@ -83,16 +87,25 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
         yield _export("cllm", first.block_size, model="base")
         yield from _evaluate(config, "cllm", model="cllm/export")
 
-    trained = [*rounds, *(b.value for b in config.baselines)]
+    if config.tune:
+        yield from _tune(config, final=f"{rounds[-1]}/export", cache=identity_cache)
+
+
+def _report(config: PipelineConfig, stages: Sequence[Stage]) -> Iterator[Stage]:
+    """What a run ends in. Nothing depends on it, so that a changed report costs seconds.
+
+    `excerpts` reads all other stages for the report, so that what a finished run still needs (`store.uses`) is small.
+    """
+    ids = [stage.id for stage in stages]
+    yield Stage("excerpts", "excerpts", 1, "tasks.excerpts:run", ExcerptsConfig(), inputs={f"{STAGE_INPUT}{stage}": stage for stage in ids})
+    trained = [*(f"round{i + 1}" for i in range(len(config.rounds))), *(b.value for b in config.baselines)]
     evaluated = ["", *(f"/{benchmark.name.value}" for benchmark in config.evaluate.benchmarks)]
     inputs = {f"evaluate/{name}{what}": f"{name}{what}/evaluate" for name in ["base", *trained] for what in evaluated}
     inputs |= {f"distill/{name}": f"{name}/distill" for name in trained}
-    final = f"{rounds[-1]}/export"
-    if config.tune:
-        yield from _tune(config, final=final, cache=identity_cache)
-        inputs |= {"latency": "latency", "search": "search"}
-        final = "final"
-    yield Stage("report", "report", 3, "tasks.report:run", ReportConfig(config.name), inputs={**inputs, "export/final": final})
+    inputs |= {name: name for name in ("latency", "search") if name in ids}
+    final = "final" if "final" in ids else f"round{len(config.rounds)}/export"
+    inputs |= {"excerpts": "excerpts", "export/final": final}
+    yield Stage("report", "report", 4, "tasks.report:run", ReportConfig(config.name), inputs=inputs)
 
 
 def _trajectories(config: PipelineConfig, name: str, round_: RoundConfig, *, model: str) -> Stage:

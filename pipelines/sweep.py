@@ -17,11 +17,14 @@ from omegaconf import DictConfig
 
 from dashboards.paper_numbers import LEGENDS, check_table, paper_cell
 from pipelines import sweep_jobs
+from pipelines.graph.timings import TIMINGS
 from pipelines.job_record import JOB
 from pipelines.store import MANIFEST, Damaged, open_store
 from pipelines.store.uri import is_remote
 from tasks.artifacts import read_json, write_json, write_text
 from tasks.completion_files import read_completions
+from tasks.report import FIGURES, write_figures
+from tasks.stage import UserError
 
 FILES = ("sweep.md", "sweep.html", "sweep.json")
 SCHEMA_VERSION = 1
@@ -57,7 +60,8 @@ class SweepTable(Callback):
 
 def write_sweep(folder: Path, *, paper: str | None) -> bool:
     """Writes FILES into a sweep's folder and prints the table; False, and nothing, where no job was to give results (dry_run, until)."""
-    from dashboards.sweep import notes, sweep_markdown, sweep_page, sweep_rows, sweep_text
+    from dashboards.sweep import notes, sweep_markdown, sweep_rows, sweep_text
+    from dashboards.sweep_page import sweep_figures, sweep_page
 
     jobs, shared = read_jobs(folder, paper=paper)
     if not any(job["rows"] for job in jobs):
@@ -65,7 +69,9 @@ def write_sweep(folder: Path, *, paper: str | None) -> bool:
     rows = sweep_rows(jobs)
     title, about = f"Sweep {folder.parent.name} {folder.name}", [f"All jobs: {' '.join(shared)}", *([LEGENDS[paper]] if paper else [])]
     write_text(folder / "sweep.md", sweep_markdown(rows, title=title, about=about))
-    write_text(folder / "sweep.html", sweep_page(rows, title=title, about=about))
+    shown = sweep_figures(rows)
+    write_text(folder / "sweep.html", sweep_page(rows, jobs, shown, title=title, about=about))
+    write_figures(folder, shown)
     write_json(folder / "sweep.json", {"schema_version": SCHEMA_VERSION, "shared": shared, "paper": paper, "rows": rows})
     print(f"\n{title}\n\n{sweep_text(rows)}\n")
     for note in notes(rows, about):
@@ -93,6 +99,9 @@ def read_jobs(folder: Path, *, paper: str | None) -> tuple[list[dict[str, Any]],
                 "timed": _timed(record) if finished else None,
                 "noise": _noise(record),
                 "paper": paper_cell(paper, record["config"]) if record["config"] else None,
+                "times": read_json(place / TIMINGS) if (place / TIMINGS).exists() else None,
+                "sample": _sample(record) if finished else None,
+                "report": f"{place.name}/report.html" if (place / "report.html").exists() else None,
             }
         )
     return jobs, shared
@@ -125,6 +134,18 @@ def _noise(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"edges": noise["edges"], "counts": noise["counts"], "mean": read_json(folder / MANIFEST)["metrics"]["noise_ratio_mean"]}
 
 
+def _sample(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The first answer of the last round's evaluation; None where there is none any more."""
+    judged = [stage for stage in record["stages"] if stage.startswith("round") and stage.endswith("/evaluate") and stage.count("/") == 1]
+    if not judged:
+        return None
+    try:
+        found = read_json(_at_hand(record, judged[-1]) / "evaluation.json")
+    except (Damaged, UserError):
+        return None
+    return next(({"model": found["model"], "benchmark": found["benchmark"]} | sample for sample in found["samples"]), None)
+
+
 def _at_hand(record: Mapping[str, Any], stage: str) -> Path:
     """The folder of a job's stage; of a store on object storage it is fetched first, which raises Damaged where it is not finished."""
     folder, uri = Path(record["stages"][stage]), record["config"]["paths"]["store"]
@@ -147,6 +168,8 @@ def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:
     channel = Channel(sweep["tracking_uri"], sweep["experiment"], Path(sweep["backlog"], f"{sweep['handle']}{SUFFIX}"))
     for name in files:
         channel.send("log_file", run=run, path=str(folder / name), folder="sweep")
+    for figure in sorted((folder / FIGURES).glob("*.json")) if files else []:
+        channel.send("log_file", run=run, path=str(figure), folder=f"sweep/{FIGURES}")
     jobs = list(sweep_jobs.records(folder))
     wrong = [sweep_jobs.named(folder, job["number"], job["overrides"]) for job in jobs if job["state"] != "finished"]
     if wrong:

@@ -83,8 +83,12 @@ def write_completions(path: Path, completions: Iterable[Completion], *, metadata
 def read_completions(folder: Path, kind: str) -> Iterator[Completion]:
     """All rows of one kind, in the order of their parts. Raises UserError naming a file that cannot be read or has another version."""
     for path in sorted(folder.glob(f"{kind}-*.parquet")):
-        for row in read_table(path, COMPLETIONS).to_pylist():
-            yield Completion(**row)
+        yield from read_part(path)
+
+
+def read_part(path: Path) -> list[Completion]:
+    """The rows of one file. Raises UserError as read_completions does."""
+    return [Completion(**row) for row in read_table(path, COMPLETIONS).to_pylist()]
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

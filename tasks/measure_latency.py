@@ -58,7 +58,7 @@ class MeasureLatencyConfig:
 def run(config: MeasureLatencyConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
     """inputs: model. Writes latency.json (see docs/schemas.md)."""
     from jacobi_core.hub import ATTENTION, default_device, load_model
-    from tasks.report import hardware
+    from tasks.machine import hardware
 
     shape = _without_names(artifacts.read_json(Path(inputs["model"], "config.json")))
     subject = {"hardware": hardware(), "device": str(default_device()), "shape": shape, "dtype": config.dtype, "attention": ATTENTION}
@@ -81,10 +81,9 @@ def machine_identity() -> dict[str, Any]:
 
     device: the one that will be used, as far as it shows without asking torch. torch_threads: as set for this process, None for torch's choice.
     """
-    from tasks.report import cpu_model
+    from tasks.machine import cpu_model, gpu_names
 
-    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    names = [line.partition(":")[2].strip() for file in gpus for line in file.read_text().splitlines() if line.startswith("Model")]
+    names = gpu_names()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch = importlib.metadata.version("torch")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

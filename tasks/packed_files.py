@@ -105,15 +105,22 @@ class PackedRows:
         for group in np.unique(groups):
             columns = self._read_group(int(group))
             first = self._ends[group] - len(columns)
-            lists = {name: columns[name].chunk(0) for name in TOKEN_FIELDS}
             for index in np.unique(wanted[groups == group]):
-                values = {name: column[int(index - first)].values.to_numpy() for name, column in lists.items()}
+                values = _fields(columns, int(index - first))
                 found[int(index)] = PackedRow(**{name: torch.from_numpy(value.astype(np.int64)) for name, value in values.items()})
         return [found[int(index)] for index in wanted]
+
+    def first(self) -> dict[str, np.ndarray]:
+        """The fields of the first row, int32 [L], without torch; the file must hold a row."""
+        return _fields(self._read_group(0), 0)
 
     def _read_group(self, group: int) -> pa.Table:
         with naming_broken_bytes(self._path), self._lock:  # one file handle, which seeks
             return self._file.read_row_group(group, columns=list(TOKEN_FIELDS), use_threads=False).combine_chunks()
+
+
+def _fields(group: pa.Table, row: int) -> dict[str, np.ndarray]:
+    return {name: group[name].chunk(0)[row].values.to_numpy() for name in TOKEN_FIELDS}
 
 
 @contextmanager

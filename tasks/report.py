@@ -5,14 +5,12 @@ Computes no new measurement; `results.json` is the contract other tools read. Pi
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
+import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dashboards.paper_table import AUP, AUP_LEGEND, PAPER, PAPER_LEGEND, REFERENCES, paper_rows, parallelism
 from dashboards.table import (
@@ -30,9 +28,18 @@ from dashboards.table import (
     version_notes,
 )
 from tasks.artifacts import read_json, write_json, write_text
+from tasks.machine import git_sha, machine
 from tasks.stage import StageContext
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dashboards.report_figures import Evidence, Shown
+
 SCHEMA_VERSION = 1
+MASK_TOKENS, MASK_PROMPT = 256, 24  # drawn of a mask, at most: all, and of the prompt before the first block
+_DRAFTED_ALONE = re.compile(r"\w+@\d+")  # "method@block_sizexBATCH" are batches
+FIGURES = "figures"  # folder of the figures of the page, each as Plotly's JSON
 
 # fmt: off
 ROW_KEYS = {
@@ -50,17 +57,18 @@ class ReportConfig:
 
 
 def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """Write `results.json`, `results.md` and `report.html` into `output`.
+    """Write `results.json`, `results.md`, `report.html` and every figure of it as `figures/<name>.json` into `output`.
 
     Args:
         inputs: `evaluate/<model>` folders, of benchmarks beside the prompts of `data` `evaluate/<model>/<benchmark>`, with `evaluation.json`,
             `distill/<model>` folders with `training.json`, and `export/final`, the checkpoint of the last round; where there are, `latency`
-            with `latency.json` and `search` with `search.json`.
+            with `latency.json`, `search` with `search.json` and `excerpts` with `excerpts.json`.
 
     Returns:
         Per model and benchmark the accuracy and the best speedup and TPF of any decoding setting; counts of rows, ties and defects.
     """
     from dashboards.page import results_page
+    from dashboards.report_figures import report_figures
 
     evaluations = _read(inputs, "evaluate", "evaluation.json")
     trainings = _read(inputs, "distill", "training.json")
@@ -73,7 +81,7 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
         "schema_version": SCHEMA_VERSION,
         "experiment": config.experiment,
         "git_sha": git_sha(),
-        "hardware": hardware(),
+        "hardware": machine(),
         "timed_on": _timed_on(evaluations.values()),
         "final_model": str(inputs["export/final"].resolve()),
         "rows": rows,
@@ -81,11 +89,12 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
         "parallelism": parallelism(rows),
         **{name: read_json(inputs[name] / f"{name}.json") for name in ("latency", "search") if name in inputs},
     }
-    curves = [{"model": model} | point for model, training in trainings.items() for point in training["curves"]]
     write_json(output / "results.json", results)
     write_text(output / "results.md", _markdown(results))
-    page = results_page(results, curves=curves, samples=_labelled(evaluations.values(), "samples"))
-    write_text(output / "report.html", page)
+    evidence = _evidence(inputs, evaluations.values(), trainings)
+    shown = report_figures(results, evidence)
+    write_text(output / "report.html", results_page(results, evidence, shown))
+    write_figures(output, [part for section in shown.values() for part in section])
     return _metrics(results)
 
 
@@ -95,6 +104,51 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     alone = [row for row in rows if row["batch_size"] == 1]
     notes = [textwrap.fill(note, width=135) for note in (LEGEND, *version_notes(alone), *small_sample_notes(alone), *unjudged_notes(alone))]
     return "\n".join([text_table(alone), "", *notes])
+
+
+def _evidence(inputs: Mapping[str, Path], evaluations: Collection[Mapping[str, Any]], trainings: Mapping[str, Any]) -> Evidence:
+    """What the page shows beside the results. What earlier versions of a stage did not write is absent."""
+    from dashboards.report_figures import Evidence
+
+    excerpts = read_json(inputs["excerpts"] / "excerpts.json") if "excerpts" in inputs else {}
+    told = {key: [{"model": model} | point for model, found in trainings.items() for point in found.get(key) or ()] for key in ("curves", "probes")}
+    variant = next((found["config"]["mask"] for found in trainings.values() if "config" in found), "nc")
+    accepted = [
+        {"model": part["model"], "benchmark": part["benchmark"], "setting": setting, "forwards": forwards}
+        for part in evaluations
+        for setting, forwards in part.get("accepted_lengths", {}).items()
+        if _DRAFTED_ALONE.fullmatch(setting) and setting.partition("@")[0] not in ("ar", *REFERENCES)
+    ]
+    first, visible = _mask(excerpts, variant)
+    return Evidence(**told, accepted=accepted, samples=_labelled(evaluations, "samples"), excerpts=excerpts, visible=visible, first=first)
+
+
+def _mask(excerpts: Mapping[str, Any], variant: str) -> tuple[int, np.ndarray | None]:
+    """Of the last round's packed excerpt: the first token drawn and, from there on, who may see whom, by the rule that training uses. Of a long
+    prompt only the end, which shows all there is to see of one."""
+    import numpy as np
+
+    from jacobi_core.distillation.attention_variant import MaskVariant
+    from jacobi_core.distillation.visibility import TokenFields, visible
+
+    packed = (excerpts.get("packed") or [{}])[-1]
+    if "input_ids" not in packed:
+        return 0, None
+    answer = next((i for i, block in enumerate(packed["block"]) if block >= 0), 0)
+    first = max(0, answer - MASK_PROMPT)
+    drawn = slice(first, first + MASK_TOKENS)
+    fields = TokenFields(*(np.array(packed[name][drawn]) for name in TokenFields._fields))
+    mask = visible(queries=fields.map(lambda f: f[:, None]), keys=fields.map(lambda f: f[None, :]), variant=MaskVariant(variant))
+    return first, mask
+
+
+def write_figures(folder: Path, shown: Iterable[Shown]) -> None:
+    """Every figure of a page as `figures/<name>.json` (`plotly.io.read_json` opens it), with its title and its data in words."""
+    (folder / FIGURES).mkdir(exist_ok=True)
+    for part in shown:
+        if part.figure is not None:
+            part.figure.update_layout(meta={"title": part.title, "caption": part.note})
+            write_text(folder / FIGURES / f"{part.name}.json", part.figure.to_json())
 
 
 def _read(inputs: Mapping[str, Path], kind: str, file: str) -> dict[str, dict[str, Any]]:
@@ -175,40 +229,3 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, float]:
         for key in ("tpf", "speedup"):
             metrics[f"{prefix}/best_{key}"] = max(row[key], metrics.get(f"{prefix}/best_{key}", 0.0))
     return metrics
-
-
-def git_sha() -> str:
-    """Commit of the source tree this file belongs to; "unknown" for an installed copy, outside git, or before the first commit."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        # An installed copy may lie inside somebody else's repository: only one that tracks this very file counts.
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
-        return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def hardware() -> dict[str, Any]:
-    """The machine this process runs on; `gpus` is None without CUDA, memory in GB of 10^9 bytes."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(count)] or None,
-        "torch_threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-    }
-
-
-def cpu_model() -> str:
-    """The processor's name, as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -44,11 +44,20 @@ def titles(figure) -> list[str]:
 
 def test_speed_accuracy():
     figure = speed_accuracy(ROWS)
-    assert [trace.name for trace in figure.data] == ["base", "round1"]
-    assert list(figure.data[1].text) == ["AR", "16", "64"]  # sorted by block; the row without an accuracy is left out
-    assert list(figure.data[1].y) == [95.0, 97.0, 97.0]
-    assert [round(x, 6) for x in figure.data[1].x] == [1.0, 2.4, 3.0]
+    assert [trace.name for trace in figure.data] == ["Pareto front", "base", "round1"]
+    front, base, round1 = figure.data
+    assert list(front.x) == [3.0] and list(front.y) == [97.0]
+    assert list(round1.text) == ["AR", "16", "64"]  # sorted by block; the row without an accuracy is left out
+    assert list(round1.y) == [95.0, 97.0, 97.0]
+    assert [round(x, 6) for x in round1.x] == [1.0, 2.4, 3.0]
+    assert base.textposition != round1.textposition
     assert "%" in titles(figure)[1] and "wall clock" in titles(figure)[0]
+
+
+def test_points_on_top_of_each_other_share_a_label():
+    rows = pd.DataFrame([ar_row(), *(row(block_size=b, speedup=s) for b, s in ((16, 3.0), (32, 3.95), (64, 3.94)))])
+    points = speed_accuracy(rows).data[1]
+    assert list(points.text) == ["AR", "16", "", "64, 32"] and list(points.customdata) == ["AR", "16", "32", "64"]
 
 
 def test_speed_accuracy_without_any_accuracy():
@@ -90,7 +99,7 @@ def test_models_differ_without_colour():
     many = tpf_by_block_size(pd.DataFrame([row(model=name) for name in names]))
     assert len({trace.line.dash for trace in many.data}) == len({trace.marker.symbol for trace in many.data}) == len(names)
     assert len({trace.line.dash for trace in figure.data}) == len({trace.marker.symbol for trace in figure.data}) == 2
-    assert len({trace.marker.symbol for trace in speed_accuracy(ROWS).data}) == 2
+    assert len({trace.marker.symbol for trace in speed_accuracy(ROWS).data[1:]}) == 2
     assert len({trace.line.dash for trace in training_curves(CURVES).data}) == 2
 
 

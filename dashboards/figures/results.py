@@ -9,7 +9,7 @@ from dashboards.figures.style import finish, model_look, numbered_look
 
 
 def speed_accuracy(rows: pd.DataFrame) -> go.Figure:
-    """Accuracy against wall-clock speedup, one point per decoding setting, labelled with its block size.
+    """Accuracy against wall-clock speedup, one point per decoding setting, labelled with its block size; what none beats in both is joined.
 
     Args:
         rows: result rows of one benchmark (columns `model, method, block_size, speedup, accuracy`); rows without an accuracy are left out.
@@ -17,24 +17,39 @@ def speed_accuracy(rows: pd.DataFrame) -> go.Figure:
     rows = rows.dropna(subset=["accuracy", "speedup"])
     rows = rows.assign(accuracy=100 * rows["accuracy"].astype(float))
     figure = go.Figure()
-    for model, group in rows.groupby("model", sort=False):
+    if len(rows):
+        _add_front(figure, pareto_front(rows))
+    reach = rows["speedup"].max() - rows["speedup"].min()
+    for number, (model, group) in enumerate(rows.groupby("model", sort=False)):
         group = group.sort_values("block_size")
-        labels = ["AR" if method == "ar" else str(block) for method, block in zip(group["method"], group["block_size"], strict=True)]
+        names = ["AR" if method == "ar" else str(block) for method, block in zip(group["method"], group["block_size"], strict=True)]
         figure.add_scatter(
             x=group["speedup"],
             y=group["accuracy"],
             name=str(model),
             mode="markers+text",
-            text=labels,
-            textposition="top center",
+            text=_apart(names, group["speedup"].tolist(), room=0.04 * reach),
+            textposition="bottom center" if number % 2 else "top center",  # models of about the same accuracy are each other's neighbours
+            customdata=names,
             marker=model_look(str(model))["marker"],
-            hovertemplate="block %{text}: %{x:.2f}x, %{y:.1f} %<extra>%{fullData.name}</extra>",
+            hovertemplate="block %{customdata}: %{x:.2f}x, %{y:.1f} %<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title_text="speedup over greedy AR of the same model (x, wall clock)")
     # Ten points of room below: automatic scaling would blow a difference of one problem up to the whole axis.
     lowest = max(0.0, rows["accuracy"].min() - 10) if len(rows) else 0.0
     figure.update_yaxes(title_text="accuracy (% of problems solved)", range=[lowest, 104])
     return finish(figure, "Each point is one decoding setting of one model: its block size, or AR. From results.json, rows of one benchmark.")
+
+
+def _apart(names: list[str], places: list[float], *, room: float) -> list[str]:
+    """The names as they can be written: those of points nearer to each other than `room` stand together, at the first of them."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    written, first = [""] * len(names), order[0]
+    for i in order:
+        if places[i] - places[first] > room:
+            first = i
+        written[first] = f"{written[first]}, {names[i]}" if written[first] else names[i]
+    return written
 
 
 def tpf_by_block_size(rows: pd.DataFrame) -> go.Figure:
@@ -95,14 +110,7 @@ def runs_pareto(rows: pd.DataFrame) -> go.Figure:
     rows = rows.assign(accuracy=100 * rows["accuracy"].astype(float), speedup=rows["speedup"].astype(float))
     figure = go.Figure()
     front = pareto_front(rows)
-    figure.add_scatter(
-        x=front["speedup"],
-        y=front["accuracy"],
-        name="Pareto front",
-        mode="lines",
-        line={"color": "#222222", "dash": "dot", "width": 1.5},
-        hoverinfo="skip",
-    )
+    _add_front(figure, front)
     for place, (_, row) in enumerate(front.iterrows()):
         side = "right" if place and place == len(front) - 1 else "center"  # the fastest stands at the edge
         figure.add_annotation(x=row["speedup"], y=row["accuracy"], text=_setting(row), showarrow=False, yshift=14, xanchor=side)
@@ -126,6 +134,17 @@ def runs_pareto(rows: pd.DataFrame) -> go.Figure:
         legend="",
     )
     return figure.update_layout(legend={"orientation": "h", "y": -0.22, "yanchor": "top"})
+
+
+def _add_front(figure: go.Figure, front: pd.DataFrame) -> None:
+    figure.add_scatter(
+        x=front["speedup"],
+        y=front["accuracy"],
+        name="Pareto front",
+        mode="lines",
+        line={"color": "#222222", "dash": "dot", "width": 1.5},
+        hoverinfo="skip",
+    )
 
 
 def pareto_front(rows: pd.DataFrame) -> pd.DataFrame:

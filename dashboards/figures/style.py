@@ -42,7 +42,7 @@ def look(style: tuple[str, str, str], variant: int = 0) -> dict[str, dict[str, o
 def finish(figure: go.Figure, caption: str, *, legend: str = "model") -> go.Figure:
     """caption: what is shown, and which file it comes from."""
     figure.update_layout(
-        template="simple_white", height=420, margin={"l": 70, "r": 20, "t": 40, "b": 60}, legend_title_text=legend, meta={"caption": caption}
+        template="simple_white", height=420, margin={"l": 70, "r": 20, "t": 20, "b": 60}, legend_title_text=legend, meta={"caption": caption}
     )
     figure.update_xaxes(showgrid=True, gridcolor=GRID)
     figure.update_yaxes(showgrid=True, gridcolor=GRID)

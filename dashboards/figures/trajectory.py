@@ -85,7 +85,7 @@ def trajectory(tokens: pd.DataFrame) -> go.Figure:
             x=[None], y=[None], name=name, mode="markers", marker={"symbol": "square-open", "size": 13, "line": _FRAME, "color": _FRAME["color"]}
         )
     figure.update_xaxes(title_text="position in the block", dtick=max(1, len(positions) // 16), side="top")
-    figure.update_yaxes(title_text="iteration (forwards so far)", autorange="reversed", dtick=1)
+    figure.update_yaxes(title_text="forwards so far", autorange="reversed", dtick=1)
     finish(
         figure,
         f"One block while Jacobi decoding refines it, from the first guess (iteration 0) to the fixed point, which is greedy AR's text. "
@@ -95,7 +95,7 @@ def trajectory(tokens: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
     legend = {"orientation": "h", "y": 0, "yanchor": "top"}
-    return figure.update_layout(height=170 + _ROW * len(grid), legend=legend, margin={"t": 70}, plot_bgcolor="#bbbbbb")
+    return figure.update_layout(height=170 + _ROW * max(len(grid), 4), legend=legend, margin={"t": 70}, plot_bgcolor="#bbbbbb")
 
 
 def right_runs(tokens: pd.DataFrame) -> list[tuple[int, int, int]]:

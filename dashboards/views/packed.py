@@ -40,11 +40,9 @@ def page(place: Place) -> None:
 
 def _visible(tokens: pd.DataFrame, variant: str) -> np.ndarray:
     """By the one rule that training uses."""
-    import torch
-
-    from jacobi_core.distillation.attention import TokenFields, visible
     from jacobi_core.distillation.attention_variant import MaskVariant
+    from jacobi_core.distillation.visibility import TokenFields, visible
 
-    fields = TokenFields(*(torch.tensor(tokens[name].to_numpy()) for name in ("sample", "kind", "block", "window", "position")))
+    fields = TokenFields(*(tokens[name].to_numpy() for name in ("sample", "kind", "block", "window", "position")))
     queries, keys = fields.map(lambda f: f[:, None]), fields.map(lambda f: f[None, :])
-    return visible(queries=queries, keys=keys, variant=MaskVariant(variant)).numpy()
+    return visible(queries=queries, keys=keys, variant=MaskVariant(variant))

@@ -11,7 +11,7 @@ import streamlit as st
 from dashboards import figures, stored, tracked
 from dashboards.paper_table import PAPER, PAPER_LEGEND, REFERENCES, paper_rows
 from dashboards.stored import Unreadable
-from dashboards.table import html_table
+from dashboards.table import html_table, told
 from dashboards.tracked import TrackedRun
 from dashboards.views.common import Place, sentences, show
 
@@ -58,8 +58,7 @@ def _compare(runs: list[TrackedRun], found: dict[str, dict[str, Any]]) -> str:
     measured = {title: [row for row in rows if row["benchmark"] == benchmark] for title, rows in measured.items()}
     lines = [line for rows in measured.values() for line in paper_rows(rows)]
     columns = [("run", lambda row: str(row["run"]), True), *PAPER[1:]] if len(runs) > 1 else PAPER[1:]
-    columns = [column for column in columns if any(column[1](row) != "-" for row in lines)]
-    st.html(f'{TABLE_STYLE}<div class="results" tabindex="0">{html_table(lines, columns)}</div>')
+    st.html(f'{TABLE_STYLE}<div class="results" tabindex="0">{html_table(lines, told(lines, columns))}</div>')
     st.caption(PAPER_LEGEND)
     frame = _ours([row for rows in measured.values() for row in rows])
     if frame["accuracy"].notna().any():

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
 
-from jacobi_core.distillation.attention import TokenFields, visible
 from jacobi_core.distillation.attention_variant import MaskVariant
 from jacobi_core.distillation.packing import PackedRow
+from jacobi_core.distillation.visibility import TokenFields, visible
 
 
 @dataclass(frozen=True)

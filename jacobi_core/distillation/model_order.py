@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from jacobi_core.distillation.attention import TokenFields, visible
 from jacobi_core.distillation.attention_variant import MaskVariant
 from jacobi_core.distillation.packing import PADDING_SAMPLE, Kind, PackedRow
+from jacobi_core.distillation.visibility import TokenFields, visible
 
 Span = tuple[int, int]  # [start, end) of a batch's tokens, its rows one after another
 

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
 
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, nearest_state, target_count, target_ratios
+from jacobi_core.distillation.visibility import Kind
 from jacobi_core.trajectories.record import Trajectory, converged_prefix
 
 IGNORE = -100  # a label that carries no loss, as torch's cross-entropy has it
 PADDING_SAMPLE = -1
-
-
-class Kind(IntEnum):
-    PROMPT = 0
-    NOISY = 1
-    CLEAN = 2
 
 
 @dataclass

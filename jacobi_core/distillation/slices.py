@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from jacobi_core.distillation.attention import TokenFields, visible
 from jacobi_core.distillation.attention_variant import MaskVariant
 from jacobi_core.distillation.model_order import Layout, Sample, Span
 from jacobi_core.distillation.packing import PackedRow
+from jacobi_core.distillation.visibility import TokenFields, visible
 
 CHUNK = 256  # noisy queries of one call: of 64 to 512 the fastest at 2048 tokens on 2 cores
 SHORT = 256  # a sample of at most so many tokens is one masked call

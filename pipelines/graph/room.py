@@ -2,7 +2,7 @@
 
     spread      trajectories, distill, answers on Ray    workers x what each takes, and a spare CPU for readers and controllers
     computing   base, answers                            one accelerator, or the threads that torch takes of a CPU
-    light       prompts, pack, export, evaluate, report  one CPU; evaluate as many as its sandbox
+    light       all others                               one CPU; evaluate as many as its sandbox
     timed       speed, latency, search                   this machine, with nothing beside it
 
 Prompts, and the import of a base, run in this process in any case: what they read may lie on this machine alone.

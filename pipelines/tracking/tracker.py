@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import yaml
 from filelock import FileLock
@@ -58,6 +59,15 @@ def ui_command(tracking_uri: str) -> str:
         return uri
     quiet = "MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false"  # the latter: starts in half the time
     return f"{quiet} {shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1 --workers 1"
+
+
+def ui_address(tracking_uri: str) -> str | None:
+    """Where the runs are to be seen once `ui_command` runs; a tracking server's own address, without a password in it; None for any other service."""
+    uri = runs.absolute(tracking_uri)
+    if uri.startswith(("http://", "https://")):
+        parts = urlsplit(uri)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return "http://127.0.0.1:5000" if uri.startswith(("sqlite:", "file:", "postgresql", "mysql")) else None
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def run(config: SearchDecodingConfig, inputs: Mapping[str, Path], output: Path, 
     from jacobi_core.hub import load_model, load_tokenizer
     from tasks.evaluate.config import Reference
     from tasks.evaluate.decoders import OurDecoder, StaticForwards, TransformersDecoder, neutral
-    from tasks.report import hardware
+    from tasks.machine import hardware
     from tasks.search_decoding.halving import Answers, Trial, measure, search
 
     began = time.monotonic()

@@ -26,6 +26,7 @@ STAGES = {  # stage id -> folder in the store
     "round1/evaluate": "evaluate-0000000000000011",
 }
 UPSTREAM = {"round1/trajectories": {"prompts": "prompts", "model": "base"}, "round1/pack": {"trajectories": "round1/trajectories"}}
+METRICS = {"trajectories": {"prompts": 8, "answer_tokens": 200}, "pack": {"rows": 2, "tokens": 400}, "distill": {"steps": 3, "train_tokens": 3000}}
 ACCEPTED = {"base": {"1": 30, "2": 10}, "round1": {"1": 10, "3": 10, "9": 20}}
 
 
@@ -70,7 +71,11 @@ def make_store(outputs: Path) -> Made:
         artifacts.write_json(made.stage(f"{model}/evaluate") / "evaluation.json", evaluation)
     for stage_id, folder in STAGES.items():
         upstream = {name: fingerprint_of(upstream_id) for name, upstream_id in UPSTREAM.get(stage_id, {}).items()}
-        artifacts.write_json(made.outputs / "store" / folder / "manifest.json", {"stage": stage_id, "upstream": upstream})
+        kind, _, fingerprint = folder.rpartition("-")
+        manifest = {"stage": stage_id, "kind": kind, "version": 1, "fingerprint": fingerprint, "config": {"seed": 0}, "upstream": upstream}
+        manifest |= {"metrics": METRICS.get(kind, {}), "started": "2026-01-01T00:00:00+00:00", "seconds": 2.5, "git_sha": "c0ffee"}
+        manifest["mlflow_run_id"] = "run" + stage_id.replace("/", "")
+        artifacts.write_json(made.outputs / "store" / folder / "manifest.json", manifest)
     return made
 
 

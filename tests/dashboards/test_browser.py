@@ -20,20 +20,21 @@ import pandas as pd
 import pytest
 from plotly.offline import get_plotlyjs
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from dashboards import figures
-from dashboards.page import results_page
 from dashboards.stored import Packed, TrajectoryPart
 from dashboards.views.packed import _visible
 from tests.dashboards.accessibility import problems
-from tests.dashboards.made_store import Made, part_of, results
-from tests.results import MACHINE
+from tests.dashboards.made_report import write_report, write_sweep_page
+from tests.dashboards.made_store import Made, part_of
 from tests.test_figures import CURVES, PROBES, ROWS, curves
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds, on a busy machine
+UNFOLDED = "return [...document.querySelectorAll('details pre')].some((pre) => pre.checkVisibility())"
 CHARTS = "return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0 ? document.querySelectorAll('.js-plotly-plot').length : 0"
 
 
@@ -109,23 +110,49 @@ def opened(browser: webdriver.Chrome, path: Path) -> None:
     assert [name for name in asked if not name.startswith(("file:", "data:"))] == []  # works offline
 
 
-def test_the_report_page(browser: webdriver.Chrome, tmp_path: Path):
-    hardware = {"cpu": "a CPU", "cores": 2, "memory_gb": 8.0, "gpus": None, "platform": "Linux"}
-    found = results() | {"git_sha": "0123456789abcdef", "hardware": hardware, "timed_on": [{"models": ["base"], "machine": MACHINE}]}
-    found["latency"] |= {"dtype": "float32", "free_ratio": 1.1}
-    sample = {"model": "round1", "benchmark": "minicode", "problem_id": "minicode/7", "prompt": "Write f.", "judged_by": "tests", "passed": True}
-    samples = [sample | {"ar": "def f(): return 1", "jacobi": "def f(): return 1"}]
-    page = results_page(found | {"differences": [], "parallelism": []}, curves=CURVES.to_dict("records"), samples=samples)
-    path = tmp_path / "report.html"
-    path.write_text(page, encoding="utf-8")
-    opened(browser, path)
-    assert browser.execute_script(CHARTS) >= 4
-    hidden = "return [...document.querySelectorAll('details pre')].some((pre) => pre.checkVisibility())"
-    assert not browser.execute_script(hidden)
-    browser.execute_script("document.querySelector('details summary').click()")
-    assert browser.execute_script(hidden)
-    keep(browser, "report")
+def test_the_report_page(browser: webdriver.Chrome, made: Made, tmp_path: Path):
+    """Opened, every section gone to, everything that is folded unfolded, a token pointed at."""
+    opened(browser, write_report(made, tmp_path))
+    until(browser, f"{CHARTS} === 11", "figures are missing")
+    assert not browser.execute_script(UNFOLDED)
+    sections = browser.execute_script("return [...document.querySelectorAll('nav a')].map((link) => link.textContent)")
+    assert sections[0] == "Results" and sections[-1] == "Samples" and len(sections) == 8
+    for section in sections:
+        browser.find_element("link text", section).click()
+        at = "document.querySelector(decodeURIComponent(location.hash)).getBoundingClientRect().top"
+        until(browser, f"const top = {at}; return top >= -1 && top < window.innerHeight", f"{section} is not to be seen")
     assert problems(browser, charts_described=True) == []
+    browser.execute_script("document.querySelectorAll('details').forEach((part) => part.querySelector('summary').click())")
+    assert browser.execute_script(UNFOLDED)
+    assert "trained on." in _text(browser) and "tests passed" in _text(browser)
+    cell = browser.find_element("css selector", '[aria-label^="A block\'s trajectory"] .nsewdrag')
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell)
+    ActionChains(browser).move_to_element(cell).perform()
+    until(browser, "return Boolean(document.querySelector('.hoverlayer')?.textContent.includes('position'))", "nothing is told of a token")
+    assert problems(browser, charts_described=True) == []
+    _keep_in_both(browser, "report")
+
+
+def test_a_sweeps_page(browser: webdriver.Chrome, tmp_path: Path):
+    opened(browser, write_sweep_page(tmp_path))
+    until(browser, f"{CHARTS} === 3", "figures are missing")
+    for section in ("Figures", "Samples"):
+        browser.find_element("link text", section).click()
+    assert not browser.execute_script(UNFOLDED)
+    browser.execute_script("document.querySelectorAll('details').forEach((part) => part.querySelector('summary').click())")
+    assert browser.execute_script(UNFOLDED)
+    links = "return [...document.querySelectorAll('a')].map((link) => link.getAttribute('href')).filter((to) => to.endsWith('report.html'))"
+    assert browser.execute_script(links) == [f"{number}/report.html" for number in range(4)]
+    assert problems(browser, charts_described=True) == []
+    _keep_in_both(browser, "sweep")
+
+
+def _keep_in_both(browser: webdriver.Chrome, name: str) -> None:
+    """In colour and in grey."""
+    keep(browser, name)
+    browser.execute_script("document.body.style.filter = 'grayscale(1)'")
+    keep(browser, f"{name}_grey")
+    browser.execute_script("document.body.style.filter = ''")
 
 
 def test_every_figure_is_drawn_and_described(browser: webdriver.Chrome, made: Made, tmp_path: Path):
@@ -152,10 +179,7 @@ def test_every_figure_is_drawn_and_described(browser: webdriver.Chrome, made: Ma
     path.write_text(f'<!DOCTYPE html><html lang="en"><head>{head}</head><body><h1>Figures</h1>{parts}</body></html>', encoding="utf-8")
     opened(browser, path)
     until(browser, f"return document.querySelectorAll('.js-plotly-plot').length === {len(drawn)}", "figures are missing")
-    keep(browser, "figures")
-    browser.execute_script("document.body.style.filter = 'grayscale(1)'")
-    keep(browser, "figures_grey")
-    browser.execute_script("document.body.style.filter = ''")
+    _keep_in_both(browser, "figures")
     assert problems(browser, charts_described=True) == []
 
 

@@ -85,7 +85,7 @@ def test_nothing_else_changes(graph, files: Files):
     """What was computed before benchmarks were asked for is found again."""
     tuned = {"tune": True, "data.validation": 4}
     plain, found = graph([], tuned).fingerprints, graph(asked(files, "gsm8k"), tuned).fingerprints
-    assert {name for name in plain if plain[name] != found[name]} == {"report"}
+    assert {name for name in plain if plain[name] != found[name]} == {"excerpts", "report"}
 
 
 def test_settings_reach_what_depends_on_them(graph, files: Files, tmp_path: Path):
@@ -93,7 +93,7 @@ def test_settings_reach_what_depends_on_them(graph, files: Files, tmp_path: Path
         a, b = graph(before).fingerprints, graph(after).fingerprints
         return {name for name in a if a[name] != b[name] and "round" not in name}
 
-    gsm8k, own = asked(files, "gsm8k"), {f"base/gsm8k/{stage}" for stage in EVALUATION} | {"report"}
+    gsm8k, own = asked(files, "gsm8k"), {f"base/gsm8k/{stage}" for stage in EVALUATION} | {"excerpts", "report"}
     moved = {"gsm8k": str(write_jsonl(tmp_path / "copy.jsonl", GSM8K))}
     assert changed(gsm8k, asked(moved, "gsm8k")) == set()  # known by its content
     fewer = {"gsm8k": str(write_jsonl(tmp_path / "fewer.jsonl", GSM8K[:1]))}

@@ -18,6 +18,7 @@ EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" /
 EVALUATION = ("answers", "speed", "evaluate")
 ROUND = ("trajectories", "pack", "distill", "export", *EVALUATION)
 SHARED = {"prompts", "base", *(f"base/{stage}" for stage in EVALUATION)}  # what no setting of a round reaches
+LAST = ["excerpts", "report"]
 SMALL = ["experiment=smoke", "baselines=[cllm]"]
 
 
@@ -119,7 +120,7 @@ def test_stage_ids(graph):
     expected = ["prompts", "base", *(f"base/{stage}" for stage in EVALUATION)]
     expected += [f"round{number}/{stage}" for number in (1, 2) for stage in ROUND]
     expected += [f"cllm/{stage}" for stage in ROUND[1:]]
-    assert [stage.id for stage in graph(*SMALL).stages] == [*expected, "report"]
+    assert [stage.id for stage in graph(*SMALL).stages] == [*expected, *LAST]
 
 
 def test_rounds_follow_each_other_and_cllm_branches_off_the_first(graph):
@@ -131,6 +132,13 @@ def test_rounds_follow_each_other_and_cllm_branches_off_the_first(graph):
     budget = {name: source for name, source in inputs["cllm/distill"].items() if name.startswith("budget/")}
     assert budget == {"budget/round1": "round1/pack", "budget/round2": "round2/pack"}  # so it trains beside round 2
     assert inputs["report"]["export/final"] == "round2/export"
+    assert [*inputs["excerpts"].values()] == [stage for stage in inputs if stage not in LAST]
+    assert not {"round1/trajectories", "round1/pack", "base"} & {*inputs["report"].values()}  # of a finished run they may be pruned
+
+
+def test_nothing_depends_on_what_makes_the_report(graph):
+    read = {source for stage in graph(*SMALL).stages if stage.id not in LAST for source in stage.inputs.values()}
+    assert not {*LAST} & read
 
 
 def test_a_sweep_over_schedules_shares_all_up_to_the_trajectories(graph):
@@ -174,18 +182,18 @@ def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
     assert changed(graph, "model.pretrain.steps=31") == everything
     assert changed(graph, "rounds.0.block_size=8") == everything - SHARED
     assert changed(graph, "rounds.0.window=2") == everything - SHARED - {"round1/trajectories", "cllm/pack"}
-    assert changed(graph, "rounds.1.block_size=8") == second | cllm | {"report"}
+    assert changed(graph, "rounds.1.block_size=8") == second | cllm | {*LAST}
     trained = second - {"round2/trajectories", "round2/pack"}
-    assert changed(graph, "rounds.1.learning_rate=0.1") == trained | {"report"}
+    assert changed(graph, "rounds.1.learning_rate=0.1") == trained | {*LAST}
     for longer in ("epochs=9", "max_steps=77"):
-        assert changed(graph, f"rounds.1.{longer}") == trained | cllm | {"report"}
+        assert changed(graph, f"rounds.1.{longer}") == trained | cllm | {*LAST}
     assert changed(graph, "trajectories.max_new_tokens=41") == everything - SHARED
     assert changed(graph, "distill.batch_size=4") == everything - SHARED - {"round1/trajectories", "round1/pack", "cllm/pack"}
-    assert changed(graph, "evaluate.max_new_tokens=41") == answers | speed | scores | {"report"}
-    assert changed(graph, "evaluate.accuracy_prompts=9") == changed(graph, "evaluate.batch_size=3") == answers | scores | {"report"}
+    assert changed(graph, "evaluate.max_new_tokens=41") == answers | speed | scores | {*LAST}
+    assert changed(graph, "evaluate.accuracy_prompts=9") == changed(graph, "evaluate.batch_size=3") == answers | scores | {*LAST}
     for timed in ("speed_prompts=2", "block_sizes=[4]", "methods=[mr]", "batch_sizes=[1,4]", "references=[]", "seed=7"):
-        assert changed(graph, f"evaluate.{timed}") == speed | scores | {"report"}, timed  # no answer is decoded again
-    assert changed(graph, "evaluate.sandbox.cpu_s=7") == scores | {"report"}  # decoded once, judged again
+        assert changed(graph, f"evaluate.{timed}") == speed | scores | {*LAST}, timed  # no answer is decoded again
+    assert changed(graph, "evaluate.sandbox.cpu_s=7") == scores | {*LAST}  # decoded once, judged again
     assert changed(graph, "name=other") == {"report"}
 
 
@@ -198,7 +206,7 @@ def test_tuning_is_asked_for_and_knows_its_machine(graph, monkeypatch):
     monkeypatch.setattr("pipelines.stages.machine_identity", lambda: {"cpu": "another"})
     moved = graph(*tuned).fingerprints
     timed = {name for name in moved if name.endswith(("/speed", "/evaluate"))}  # what a model answers is the same everywhere
-    assert {name for name in moved if moved[name] != found.fingerprints[name]} == timed | {"latency", "search", "final", "report"}
+    assert {name for name in moved if moved[name] != found.fingerprints[name]} == timed | {"latency", "search", "final", *LAST}
 
 
 def test_a_prompt_file_is_known_by_its_content(graph, tmp_path: Path):

@@ -257,7 +257,7 @@ def test_states_follow_inputs():
 def test_the_kinds_that_are_estimated_are_those_of_the_graph(tmp_path: Path):
     """A stage whose kind was renamed would silently cost nothing."""
     planned, found = figures(built("experiment=smoke", "tune=true"), tmp_path)
-    heavy = {p.stage.kind for p in planned} - {"evaluate", "final", "report"}
+    heavy = {p.stage.kind for p in planned} - {"evaluate", "excerpts", "final", "report"}
     light = {p.stage.kind for p in planned if found.stages[p.stage.id].seconds == 10.0}
     assert not heavy & light
     assert base_stage.BaseModelConfig  # imported: its config is what `_base` reads

@@ -93,17 +93,26 @@ def test_the_page_and_the_table_are_beside_the_results(finished: tuple[Path, str
     folder, printed = finished
     output = Path(printed.splitlines()[-1].partition(" ")[2].strip()).parent
     assert output.is_relative_to(folder / "out" / "runs")
-    assert "<html" in (output / "report.html").read_text()
+    page = (output / "report.html").read_text()
+    client, runs = recorded(folder)
+    stages = {run.data.tags["stage"]: run.info.run_id for run in of_kind(runs, "stage")}
+    for stage in ("prompts", "round2/distill", "cllm/speed"):
+        assert f'<a href="http://127.0.0.1:5000/#/runs/{stages[stage]}">{stage}</a>' in page
+    for title in ("A block&#x27;s trajectory, collected for round2", "Losses", "Tokens committed by every forward of one answer"):
+        assert f"<h3>{title}</h3><figure>" in page, title
+    (pipeline,) = (run for run in of_kind(runs, "pipeline") if run.data.tags.get("mlflow.parentRunId") is None)
+    logged = {Path(item.path).stem for item in client.list_artifacts(pipeline.info.run_id, "report/figures")}
+    assert {"losses", "packed", "mask", "trajectory_round1", "trajectory_round2", "accepted_minicode"} <= logged
     assert "cllm" in (output / "results.md").read_text()
     assert "mlflow ui --backend-store-uri" in printed
-    assert "[26/26] report: done" in (output / "full_run.log").read_text()
+    assert "[27/27] report: done" in (output / "full_run.log").read_text()
 
 
 def test_mlflow_shows_the_pipeline_its_stages_and_their_curves(finished: tuple[Path, str]):
     client, runs = recorded(finished[0])
     (pipeline,) = (run for run in of_kind(runs, "pipeline") if run.data.tags.get("mlflow.parentRunId") is None)
     stages = {run.data.tags["stage"]: run for run in of_kind(runs, "stage") if run.data.tags["mlflow.parentRunId"] == pipeline.info.run_id}
-    assert len(stages) == 26
+    assert len(stages) == 27
     assert {run.info.status for run in runs} == {"FINISHED"}
     for model in MODELS[1:]:
         curve = client.get_metric_history(stages[f"{model}/distill"].info.run_id, "distill/loss")
@@ -116,7 +125,7 @@ def test_a_second_run_finds_everything_and_starts_no_ray(finished: tuple[Path, s
     started = time.monotonic()
     printed = full_run(folder, "baselines=[cllm]", RAY_TMPDIR=str(tmp_path / "ray"))
     assert time.monotonic() - started < 30
-    assert len(re.findall(r"\[\d+/26\] \S+: cached", printed)) == 26
+    assert len(re.findall(r"\[\d+/27\] \S+: cached", printed)) == 27
     assert ": running" not in printed
     assert not (tmp_path / "ray").exists()
     results = [json.loads(Path(text.splitlines()[-1].partition(" ")[2].strip()).read_text()) for text in (first, printed)]

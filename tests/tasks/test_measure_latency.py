@@ -11,8 +11,8 @@ import pytest
 
 from jacobi_core.decoding.latency import LatencyCurve
 from tasks import artifacts
+from tasks.machine import hardware
 from tasks.measure_latency import MeasureLatencyConfig, machine_identity, run
-from tasks.report import hardware
 from tasks.stage import StageContext
 from tests.tasks.tiny_stage import CONTEXT_LENGTH
 
