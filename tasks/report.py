@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 MASK_TOKENS, MASK_PROMPT = 256, 24  # drawn of a mask, at most: all, and of the prompt before the first block
-_DRAFTED_ALONE = re.compile(r"\w+@\d+")  # "method@block_sizexBATCH" are batches
+_DRAFTED_ALONE = re.compile(r"[^@]+@\d+")  # "method@block_sizexBATCH" are batches
 FIGURES = "figures"  # folder of the figures of the page, each as Plotly's JSON
 
 # fmt: off

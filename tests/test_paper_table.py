@@ -84,3 +84,8 @@ def test_rows_of_older_results_are_shown_too():
     assert "| 4.00 | - |" in markdown_table([spread | {"tpf_q1": None, "tpf_q3": None}], SPREAD)  # too few values for quartiles
     stops = row(stop_reasons={"eos": 30, "length": 2}) | {"degenerate": 1, "sound_tpf": 3.5}
     assert "| 30 | 2 | 1 | 3.50 |" in markdown_table([stops], STOPS)
+
+
+def test_a_variant_is_called_by_its_knobs():
+    assert title({"model": "round2", "method": "mr (K=3, ngram)"}) == "Jacobi Forcing, round 2 (MR (K=3, ngram))"
+    assert title({"model": "base", "method": "jacobi (ngram)"}) == "Jacobi (ngram)"

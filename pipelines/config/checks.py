@@ -221,6 +221,7 @@ def blocks_fit_the_model(config: PipelineConfig) -> Iterator[str]:
     limit = context_length(config)
     sizes = {f"rounds.{i}.block_size": [r.block_size] for i, r in enumerate(config.rounds)}
     sizes |= {"evaluate.block_sizes": config.evaluate.block_sizes, "distill.probe.block_size": [config.distill.probe.block_size]}
+    sizes["evaluate.variants: block_size"] = [v.block_size for v in config.evaluate.variants]
     for setting, found in sizes.items():
         if limit is not None and max(found, default=0) > limit:
             yield f"{setting}={max(found)} is longer than the model's context ({limit} tokens; model.path or model.pretrain.max_positions): lower it"

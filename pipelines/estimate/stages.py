@@ -14,6 +14,7 @@ from pipelines.estimate.hardware import Hardware
 from pipelines.estimate.memory import GB, TOGETHER, Memory, decoding_memory, training_memory
 from pipelines.estimate.model import BYTES, ModelShape
 from pipelines.graph.dag import Stage
+from tasks.distill.config import DistillConfig, Length, MatchedDistillConfig
 from tasks.evaluate.config import Reference
 from tasks.prepare_prompts.config import PreparePromptsConfig, Source
 from tasks.stage import ClusterConfig
@@ -158,17 +159,17 @@ class Estimator:
         memory = training_memory(self.shape, config, ranks=ranks, row=room, gpu=gpus > 0) if self.shape else None
         weights = self._weights_gb(config.dtype) or 0.0
         scratch = (KEPT_CHECKPOINTS * 3 + (3 if config.probe.every else 0)) * weights
-        if packed.rows is None:
+        matched = config.matched if isinstance(config, MatchedDistillConfig) else {}
+        theirs = {name: self.found[stage.inputs[f"budget/{name}"]] for name in matched}
+        if packed.rows is None or any(pack.rows is None for pack in theirs.values()):
             return Estimate(gpus=gpus, seconds=None, memory=memory, disk_gb=weights, scratch_gb=scratch)
         each = packed.tokens / packed.rows
-        budgets = [self.found[source].tokens for name, source in stage.inputs.items() if name.startswith("budget/")]
-        if budgets:
-            steps = -(-sum(budgets) // (each * config.batch_size))
+        if matched:
+            packs = [(length, theirs[name]) for name, length in matched.items()]
+            tokens = sum(_trained_rows(length, config.batch_size, pack.rows) * pack.tokens / pack.rows for length, pack in packs)
+            rows = config.batch_size * max(1, round(tokens / (each * config.batch_size)))
         else:
-            steps = max(1, int(config.epochs * packed.rows) // config.batch_size)
-        if config.max_steps is not None:
-            steps = min(steps, config.max_steps)
-        rows = steps * config.batch_size
+            rows = _trained_rows(config, config.batch_size, packed.rows)
         tokens, rate = rows * each, self.rates.get(("distill", None))
         seconds = None if rate is None else rate * tokens
         if rate is None and self.shape:
@@ -243,3 +244,9 @@ class Estimator:
         if wider is not None:
             return curve[wider]
         return self.hardware.forward_seconds(self.shape, tokens=texts * tokens, cached=cached, dtype=dtype)
+
+
+def _trained_rows(length: Length | DistillConfig, batch_size: int, rows: float) -> float:
+    """Rows of all steps over a pack of `rows`, those seen several times counted as often."""
+    steps = max(1, int(length.epochs * rows) // batch_size)
+    return batch_size * (steps if length.max_steps is None else min(steps, length.max_steps))

@@ -112,3 +112,18 @@ class DistillConfig:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
         if self.select is Select.best and not self.probe.every:
             raise ValueError("select=best needs a probe to choose by: set probe.every to a number of steps")
+
+
+@dataclass
+class Length:
+    """How long a distillation goes on; see DistillConfig."""
+
+    epochs: float
+    max_steps: int | None
+
+
+@dataclass
+class MatchedDistillConfig(DistillConfig):
+    """Of one that sees as many packed tokens as others together, whatever its own epochs say. Set by the pipeline, not by users."""
+
+    matched: dict[str, Length] = field(default_factory=dict)  # by name; their packed rows are the inputs budget/NAME

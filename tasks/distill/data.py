@@ -45,6 +45,10 @@ class StepPlan:
     def total_steps(self) -> int:
         return len(self.order) // self.batch_size
 
+    def tokens(self, lengths: np.ndarray) -> int:
+        """Of all steps; lengths as in `make`."""
+        return int(lengths[self.order].sum())
+
     def rows(self, step: int) -> np.ndarray:
         """All rows of a step, [batch_size]."""
         return self.order[step * self.batch_size : (step + 1) * self.batch_size]

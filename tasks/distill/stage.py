@@ -3,6 +3,7 @@ checkpoint, and end with the same weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import artifacts
-from tasks.distill.config import DistillConfig, Select
+from tasks.distill.config import DistillConfig, MatchedDistillConfig, Select
 from tasks.distill.data import StepPlan, check_divides
 from tasks.distill.job import DistillJob
 from tasks.distill.stopping import stop_politely
@@ -18,24 +19,24 @@ from tasks.packed_files import PackedRows
 from tasks.stage import StageContext, UserError
 
 log = logging.getLogger(__name__)
+PACKED_ROWS = "packed.parquet"
 MAX_FAILURES = 8  # workers lost in one run before a person is asked; what fails at the same step each time is told after as many tries
 
 
 def run(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context: StageContext) -> dict[str, float]:
-    """inputs: packed, model; with a probe also prompts; and where this run must see as many tokens as other distillations, those as budget/NAME.
+    """inputs: packed, model; with a probe also prompts; of a MatchedDistillConfig also what the others pack, as budget/NAME.
 
     Writes weights/ (the selected weights, without tokenizer; adapters only with LoRA) and training.json. Raises UserError where the batch
     cannot be shared by the workers, where rows and model do not fit, and where the probe saw the model collapse (see Select).
     """
     check_divides(config, context.cluster.ranks)
-    budget = sum(artifacts.read_json(path / "training.json")["train_tokens"] for name, path in inputs.items() if name.startswith("budget/"))
     job = DistillJob(
         config=config,
-        packed=inputs["packed"] / "packed.parquet",
+        packed=inputs["packed"] / PACKED_ROWS,
         model=inputs["model"],
         prompts=inputs.get("prompts"),
         output=output,
-        token_budget=budget or None,
+        token_budget=_matched_tokens(config, inputs) if isinstance(config, MatchedDistillConfig) else None,
         threads=context.cluster.threads_per_worker,
         trust_remote_code=context.trust_remote_code,
         report=context.report,
@@ -43,13 +44,23 @@ def run(config: DistillConfig, inputs: Mapping[str, Path], output: Path, context
     if not job.training.exists():
         rows = PackedRows(job.packed)
         plan = StepPlan.make(config, rows.lengths, token_budget=job.token_budget)
-        log.info("distill: %d steps of %d rows, %d tokens", plan.total_steps, plan.batch_size, int(rows.lengths[plan.order].sum()))
+        log.info("distill: %d steps of %d rows, %d tokens", plan.total_steps, plan.batch_size, plan.tokens(rows.lengths))
         _fit(job, context)
     training = artifacts.read_json(job.training)
     shutil.rmtree(job.storage, ignore_errors=True)  # only now: without training.json it holds all that there is
     _check_collapse(job, training)
     shutil.rmtree(job.best, ignore_errors=True)
     return _metrics(training)
+
+
+def _matched_tokens(config: MatchedDistillConfig, inputs: Mapping[str, Path]) -> int:
+    """Of all steps that the others plan: known as soon as their rows are packed, and exactly what they train on."""
+    total = 0
+    for name, length in config.matched.items():
+        lengths = PackedRows(inputs[f"budget/{name}"] / PACKED_ROWS).lengths
+        theirs = dataclasses.replace(config, epochs=length.epochs, max_steps=length.max_steps)
+        total += StepPlan.make(theirs, lengths).tokens(lengths)
+    return total
 
 
 def _fit(job: DistillJob, context: StageContext) -> None:

@@ -31,6 +31,7 @@ from tasks.distill.watch import Watch, told
 from tasks.distill.weights import gathered, write_weights
 from tasks.packed_files import PackedRows
 from tasks.stage import Reporter, UserError
+from tasks.stage_gauges import StageGauges
 
 
 def train_worker(settings: dict[str, DistillJob]) -> None:
@@ -175,13 +176,15 @@ def training_record(trainer: Trainer, selected: int | None) -> dict[str, Any]:
 
 
 class ProgressLine:
-    """Rank 0's voice: curves to the tracker, a line to the terminal every few seconds."""
+    """Rank 0's voice: curves to the tracker, gauges to Ray, a line to the terminal every few seconds."""
 
     def __init__(self, report: Reporter, total_steps: int) -> None:
         self.report, self.total_steps, self.printed = report, total_steps, 0.0
+        self.gauges = StageGauges("distill")
 
     def __call__(self, point: dict[str, float], step: int) -> None:
         self.report({f"distill/{name}": value for name, value in point.items()}, step)
+        self.gauges.set(stage_progress=step / self.total_steps, train_tokens_per_second=point["tokens_per_second"])
         now = time.monotonic()
         if now - self.printed > 10 or step == self.total_steps:
             self.printed = now

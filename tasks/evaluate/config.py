@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dashboards.paper_table import Reference
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.trajectories.quality import LOOP_REPEATS, QualityRules
 from tasks.problem_sets.sandbox import SandboxConfig
 from tasks.stage import NOT_HASHED, check_dtype
+
+# of a setting, what no variant has of its own: rows are compared prompt by prompt, and their answers with greedy AR's
+_SHARED = ("max_new_tokens", "seed", "temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass
@@ -54,7 +57,7 @@ class SpeedConfig(TextConfig):
     speed_prompts: int = 32  # the first of the split
     methods: list[Method] = field(default_factory=lambda: [Method.jacobi, Method.mr])  # against greedy AR
     block_sizes: list[int] = field(default_factory=lambda: [16, 32, 64])
-    mr_block_sizes: list[int] = field(default_factory=list)  # of method mr; empty: block_sizes
+    variants: list[DecodingConfig] = field(default_factory=list)  # further settings, each in full: {method: mr, block_size: 64, ngram: true}
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 16])  # prompts timed together; 1 must be among them, equality is checked there
     references: list[Reference] = field(default_factory=lambda: [Reference.transformers, Reference.prompt_lookup])
     prompt_lookup_tokens: int = 10  # that prompt lookup drafts per forward
@@ -67,16 +70,33 @@ class SpeedConfig(TextConfig):
         self._at_least_one("speed_prompts", "speed_part", "prompt_lookup_tokens")
         if 1 not in self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must hold 1 and nothing below it, got {self.batch_sizes}")
-        self.settings()  # every block size must be usable
+        for variant in self.variants:
+            for name in _SHARED:
+                if getattr(variant, name) != getattr(DecodingConfig, name):
+                    raise ValueError(f"variants share {name} with all rows: leave it out of them, or set it beside them")
+        settings = self.settings()  # every block size must be usable
+        names = [(method_name(s), s.block_size) for s in settings]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"variants repeat what is measured already: {', '.join(f'{m} at block {n}' for m, n in sorted(twice))}")
 
     def settings(self) -> list[DecodingConfig]:
-        """Greedy AR first, then every method at every block size."""
+        """Greedy AR first, then every method at every block size, then the variants."""
         shared = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
-        sizes = {m: self.block_sizes for m in self.methods if m is not Method.ar}
-        if Method.mr in sizes and self.mr_block_sizes:
-            sizes[Method.mr] = self.mr_block_sizes
-        parallel = [DecodingConfig(method=m, block_size=n, **shared) for m, chosen in sizes.items() for n in chosen]
-        return [DecodingConfig(method=Method.ar, block_size=1, **shared), *parallel]
+        parallel = [DecodingConfig(method=m, block_size=n, **shared) for m in self.methods if m is not Method.ar for n in self.block_sizes]
+        return [DecodingConfig(method=Method.ar, block_size=1, **shared), *parallel, *(replace(v, **shared) for v in self.variants)]
+
+
+def method_name(setting: DecodingConfig) -> str:
+    """What rows call a setting: its method and, in brackets, the knobs that are not as usual: "mr", "mr (K=3, ngram)"."""
+    found = turned(setting)
+    return setting.method.value + (f" ({', '.join(found)})" if found else "")
+
+
+def turned(setting: DecodingConfig) -> list[str]:
+    """The knobs of a setting that are not as usual, by the paper's letters where it has some."""
+    short = {"max_blocks": "K", "spawn_ratio": "r", "verification_size": "v", "pool_size": "pool", "drafts": "drafts"}
+    found = [f"{letter}={getattr(setting, name):g}" for name, letter in short.items() if getattr(setting, name) != getattr(DecodingConfig, name)]
+    return found + [name for name in ("ngram", "auto") if getattr(setting, name)]
 
 
 @dataclass

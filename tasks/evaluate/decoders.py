@@ -22,7 +22,7 @@ from jacobi_core.decoding.static_forward import StaticForward, widths_for
 from jacobi_core.decoding.stats import Generation
 from jacobi_core.decoding.tokens import TokenRules
 from tasks.artifacts import Prompt
-from tasks.evaluate.config import Reference
+from tasks.evaluate.config import Reference, method_name
 
 
 @dataclass
@@ -65,7 +65,7 @@ class OurDecoder:
         self, model: PreTrainedModel, rules: TokenRules, config: DecodingConfig, *, batch_size: int = 1, forwards: StaticForwards | None = None
     ) -> None:
         """forwards: keep one forward for all prompts where the device has one that can be kept; only for batch_size=1."""
-        self.method, self.block_size, self.batch_size, self.config = config.method.value, config.block_size, batch_size, config
+        self.method, self.block_size, self.batch_size, self.config = method_name(config), config.block_size, batch_size, config
         self._model, self._rules = model, rules
         self._forward = forwards.of(config) if forwards is not None and batch_size == 1 else None
         self.learns = self._forward is not None or config.auto  # it captures graphs, or measures the machine

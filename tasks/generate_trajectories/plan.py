@@ -20,6 +20,7 @@ from typing import Any
 from jacobi_core.trajectories.quality import REASONS
 from tasks.generate_trajectories.worker import ShardJob, ShardWorker
 from tasks.stage import StageContext, UserError
+from tasks.stage_gauges import StageGauges
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Progress:
     def __init__(self, job: ShardJob, shards: int, context: StageContext) -> None:
         self.job, self.shards, self.context = job, shards, context
         self.done = self.rows = self.tokens = self.forwards = self.bad = self.dropped = 0
+        self.gauges = StageGauges("trajectories")
         self.first: tuple[float, int, int] | None = None  # when the first shard was done, and its tokens
         self.last = -math.inf
 
@@ -98,6 +100,7 @@ class Progress:
         metrics = {"rows": self.rows, "answer_tokens_per_s": rate, "tokens_per_forward": acceptance, "seconds_left": eta}
         metrics |= {"dropped": self.dropped, "quarantined": self.bad}
         self.context.report({f"trajectories/{name}": value for name, value in metrics.items()}, self.done)
+        self.gauges.set(stage_progress=self.done / self.shards, trajectory_tokens_per_second=rate, trajectory_quarantined=self.bad)
 
 
 def _watched(dataset: Any, stall_timeout: float) -> Iterator[dict[str, int]]:

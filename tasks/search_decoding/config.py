@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from jacobi_core.decoding.config import DecodingConfig, Method
+from tasks.evaluate.config import turned
 from tasks.stage import check_dtype
 
 KNOBS = ("max_blocks", "spawn_ratio", "verification_size", "ngram", "drafts", "auto")  # what candidates of one method and block size differ in
@@ -123,8 +124,5 @@ def carried(config: DecodingConfig) -> dict[str, Any]:
 
 def label(config: DecodingConfig) -> str:
     """Short and unique: the method, its block size, and every knob that is turned."""
-    plain = DecodingConfig()
-    short = {"max_blocks": "K", "spawn_ratio": "r", "verification_size": "v", "drafts": "drafts"}
-    turned = [f"{short[k]}={getattr(config, k):g}" for k in short if getattr(config, k) != getattr(plain, k)]
-    turned += [k for k in ("ngram", "auto") if getattr(config, k)]
-    return f"{config.method.value}@{config.block_size}" + (f" ({', '.join(turned)})" if turned else "")
+    found = turned(config)
+    return f"{config.method.value}@{config.block_size}" + (f" ({', '.join(found)})" if found else "")

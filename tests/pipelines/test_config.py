@@ -129,7 +129,8 @@ def test_rounds_follow_each_other_and_cllm_branches_off_the_first(graph):
     assert inputs["round2/trajectories"]["model"] == inputs["round2/distill"]["model"] == "round1/export"
     assert inputs["cllm/pack"]["trajectories"] == "round1/trajectories"
     assert inputs["cllm/distill"]["model"] == "base"
-    assert {name for name in inputs["cllm/distill"] if name.startswith("budget/")} == {"budget/round1", "budget/round2"}
+    budget = {name: source for name, source in inputs["cllm/distill"].items() if name.startswith("budget/")}
+    assert budget == {"budget/round1": "round1/pack", "budget/round2": "round2/pack"}  # so it trains beside round 2
     assert inputs["report"]["export/final"] == "round2/export"
     assert [*inputs["excerpts"].values()] == [stage for stage in inputs if stage not in LAST]
     assert not {"round1/trajectories", "round1/pack", "base"} & {*inputs["report"].values()}  # of a finished run they may be pruned
@@ -182,7 +183,10 @@ def test_what_can_change_a_result_reaches_exactly_what_depends_on_it(graph):
     assert changed(graph, "rounds.0.block_size=8") == everything - SHARED
     assert changed(graph, "rounds.0.window=2") == everything - SHARED - {"round1/trajectories", "cllm/pack"}
     assert changed(graph, "rounds.1.block_size=8") == second | cllm | {*LAST}
-    assert changed(graph, "rounds.1.learning_rate=0.1") == second - {"round2/trajectories", "round2/pack"} | cllm | {*LAST}
+    trained = second - {"round2/trajectories", "round2/pack"}
+    assert changed(graph, "rounds.1.learning_rate=0.1") == trained | {*LAST}
+    for longer in ("epochs=9", "max_steps=77"):
+        assert changed(graph, f"rounds.1.{longer}") == trained | cllm | {*LAST}
     assert changed(graph, "trajectories.max_new_tokens=41") == everything - SHARED
     assert changed(graph, "distill.batch_size=4") == everything - SHARED - {"round1/trajectories", "round1/pack", "cllm/pack"}
     assert changed(graph, "evaluate.max_new_tokens=41") == answers | speed | scores | {*LAST}

@@ -65,6 +65,7 @@ def test_results_obey_the_contract(finished: tuple[Path, str]):
     assert (results["schema_version"], results["experiment"]) == (1, "smoke")
     assert (Path(results["final_model"]) / "model.safetensors").is_file()
     assert json.loads((Path(results["final_model"]) / "jacobi_forcing.json").read_text())["name"] == "round2"
+    assert (folder / "out" / "models" / "smoke").resolve() == Path(results["final_model"])
     rows = results["rows"]
     assert all(row.keys() >= ROW_KEYS for row in rows)
     alone = [

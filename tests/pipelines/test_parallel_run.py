@@ -76,6 +76,7 @@ def test_side_by_side_gives_the_files_of_one_after_another(tmp_path: Path):
     assert began.keys() == finished.keys() and len(began) == 19
     assert began["round1/trajectories"] < finished["base/answers"]
     assert began["cllm/pack"] < finished["round1/pack"] and began["round1/pack"] < finished["cllm/pack"]
+    assert began["cllm/distill"] < finished["round1/distill"]  # their tokens are known as soon as they are packed
     for speed in (stage for stage in began if stage.endswith("/speed")):
         assert finished[speed] == began[speed] + 1, f"something began or ended while {speed} was timed"
     assert re.search(r"\[8/19\] round1/distill: distill: \d+ steps", many)  # what a worker says keeps its stage's label

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from tasks.distill.config import DistillConfig, LoraSettings, ProbeSettings, Select
+from tasks.distill import stage
+from tasks.distill.config import DistillConfig, Length, LoraSettings, MatchedDistillConfig, ProbeSettings, Select
 from tasks.distill.data import StepPlan, check_divides
 from tasks.stage import UserError
 
@@ -32,6 +36,23 @@ def test_token_budget_is_met_at_the_first_step_that_can(budget):
     tokens = lengths[plan.order].reshape(-1, 4).sum(1).cumsum()
     assert tokens[-1] >= budget
     assert plan.total_steps == 1 or tokens[-2] < budget
+
+
+def test_as_many_tokens_as_others_is_what_they_plan_whatever_their_length(monkeypatch):
+    rows = {"a": np.arange(10, 22), "b": np.arange(30, 53)}
+    monkeypatch.setattr(stage, "PackedRows", lambda path: SimpleNamespace(lengths=rows[path.parent.name]))
+    inputs = {f"budget/{name}": Path(name) for name in rows}
+    lengths = {"a": Length(epochs=2.5, max_steps=None), "b": Length(epochs=9, max_steps=7)}
+    matched = stage._matched_tokens(MatchedDistillConfig(batch_size=4, seed=3, epochs=77, matched=lengths), inputs)
+    plans = {
+        n: StepPlan.make(DistillConfig(batch_size=4, seed=3, epochs=length.epochs, max_steps=length.max_steps), rows[n])
+        for n, length in lengths.items()
+    }
+    assert (plans["a"].total_steps, plans["b"].total_steps) == (7, 7)
+    assert matched == sum(int(rows[name][plan.order].sum()) for name, plan in plans.items())
+    alone = StepPlan.make(DistillConfig(batch_size=4, seed=3, epochs=2.5), rows["a"])
+    again = StepPlan.make(DistillConfig(batch_size=4, seed=3), rows["a"], token_budget=alone.tokens(rows["a"]))
+    assert again.order.tolist() == alone.order.tolist()  # one round alone is matched to the step
 
 
 def test_batches_that_cannot_be_shared_are_refused():

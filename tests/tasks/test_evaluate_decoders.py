@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from jacobi_core.decoding.tokens import TokenRules
 from jacobi_core.hub import load_model, load_tokenizer
 from tasks import artifacts
 from tasks.evaluate import decoders as module
-from tasks.evaluate.config import EvaluateConfig, Reference
+from tasks.evaluate.config import EvaluateConfig, Reference, method_name
 from tasks.evaluate.decoders import Answer, OurDecoder, StaticForwards, Timed, TransformersDecoder, neutral
 from tasks.evaluate.loops import is_degenerate
 from tasks.evaluate.speed import part_prompts, take_turns
@@ -29,7 +29,7 @@ def subject(prompts_folder, base_folder):
     rules = TokenRules.of(model, load_tokenizer(base_folder))
     prompts = artifacts.read_prompts(prompts_folder, "test")
     (first, *_) = greedy_batch(model, [prompts[0].input_ids], max_new_tokens=TOKENS, rules=rules)
-    rules = dataclasses.replace(rules, eos_ids=rules.eos_ids | {first.tokens[7].item()})  # so that an answer ends before the cap
+    rules = replace(rules, eos_ids=rules.eos_ids | {first.tokens[7].item()})  # so that an answer ends before the cap
     neutral(model, rules)
     answers = [a.tokens.tolist() for a in greedy_batch(model, [p.input_ids for p in prompts], max_new_tokens=TOKENS, rules=rules)]
     assert len({len(p.input_ids) for p in prompts}) > 1 and len({len(a) for a in answers}) > 1
@@ -144,6 +144,18 @@ def test_nobody_always_goes_first():
 def test_parts_hold_whole_batches():
     assert part_prompts(EvaluateConfig(batch_sizes=[1], speed_part=5)) == 5
     assert part_prompts(EvaluateConfig(batch_sizes=[1, 4, 6], speed_part=13)) == 24
+
+
+def test_variants_are_settings_of_their_own():
+    wide = DecodingConfig(method="mr", block_size=64, max_blocks=3, ngram=True)
+    config = EvaluateConfig(methods=["mr"], block_sizes=[64], variants=[wide], max_new_tokens=40, seed=5)
+    found = config.settings()
+    assert [method_name(s) for s in found] == ["ar", "mr", "mr (K=3, ngram)"]
+    assert found[-1] == replace(wide, max_new_tokens=40, seed=5)  # what all rows share
+    with pytest.raises(ValueError, match="variants repeat what is measured already: mr at block 64"):
+        EvaluateConfig(methods=["mr"], block_sizes=[64], variants=[DecodingConfig(method="mr", block_size=64)])
+    with pytest.raises(ValueError, match="variants share max_new_tokens with all rows"):
+        EvaluateConfig(variants=[replace(wide, max_new_tokens=9)])
 
 
 def test_a_loop_is_degenerate():

@@ -1,4 +1,4 @@
-"""The Grafana dashboard of the server asks for metrics that a replica has, and shows each of them."""
+"""The Grafana dashboard asks for metrics that a replica or a stage has, and shows each of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import json
 import re
 from pathlib import Path
 
-from tasks.serving.metrics import METRICS, Metrics
+import pytest
+import ray.util.metrics  # noqa: F401
 
-FILE = Path(__file__).resolve().parents[2] / "dashboards" / "grafana" / "serving.json"
+from tasks.serving.metrics import METRICS, Metrics
+from tasks.stage_gauges import GAUGES, StageGauges
+
+FILE = Path(__file__).resolve().parents[2] / "dashboards" / "grafana" / "jacobi.json"
 NAME = re.compile(r"(?:\$\{prefix\})?\b(?:ray_)?(jacobi_\w+)")
 
 
@@ -31,8 +35,31 @@ def test_every_name_is_one_that_a_replica_shows():
             metrics.observe(name, 1)
     shown = {line.partition("{")[0].partition(" ")[0] for line in metrics.page().decode().splitlines() if not line.startswith("#")}
     asked = names(json.loads(FILE.read_text(encoding="utf-8"))["panels"])
-    assert asked and asked <= shown, asked - shown
-    assert {name.removesuffix("_bucket") for name in asked} == set(METRICS), "a metric nobody looks at"
+    assert asked and asked <= shown | set(GAUGES), asked - shown
+    assert {name.removesuffix("_bucket") for name in asked} == set(METRICS) | set(GAUGES), "a metric nobody looks at"
+
+
+def test_stages_tell_ray(monkeypatch):
+    told = {}
+
+    class Gauge:
+        def __init__(self, name, text, tag_keys):
+            self.name = name
+
+        def set(self, value, tags):
+            told[self.name, tags["stage"]] = value
+
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
+    StageGauges("distill").set(stage_progress=0.5, train_tokens_per_second=100.0)
+    assert told == {("jacobi_stage_progress", "distill"): 0.5, ("jacobi_train_tokens_per_second", "distill"): 100.0}
+
+
+def test_stages_without_ray_say_nothing(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    StageGauges("distill").set(stage_progress=0.5)
+    with pytest.raises(AssertionError):
+        StageGauges("distill").set(stage_progres=0.5)
 
 
 def test_panels_do_not_lie_on_each_other():
