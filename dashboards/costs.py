@@ -59,7 +59,7 @@ def link_runs(page: str, server: str) -> str:
 
 def _sums(stages: Sequence[Record]) -> str:
     seconds = sum(s["seconds"] for s in stages)
-    parts = [f"{len(stages)} stages, {_duration(seconds)} of work in all"]
+    parts = [f"{len(stages)} stage{'s' * (len(stages) != 1)}, {_duration(seconds)} of work in all"]
     for kind, (key, what) in _TOKENS.items():
         of_kind = [s["metrics"].get(key, 0) for s in stages if s["kind"] == kind]
         if of_kind:

@@ -79,13 +79,29 @@ def results_page(results: Record, evidence: Evidence, shown: Mapping[str, Sequen
     return whole_page(title, _machine(results), sections)
 
 
+def failure_page(experiment: str, failures: Mapping[str, str], absent: Sequence[str], stages: Sequence[Record]) -> str:
+    """In a report's place, of a run that did not reach it.
+
+    Args:
+        failures: stage -> what went wrong, in one line.
+        absent: stages that were not run, or not to the end.
+        stages: those that are finished, as in excerpts.json.
+    """
+    what = "".join(f"<h3>{escape(stage)}</h3><pre>{escape(why)}</pre>" for stage, why in failures.items())
+    left = f"<p>Not run: {escape(', '.join(absent))}.</p>" if absent else ""
+    kept = "<p class=note>What is finished is kept: the same command goes on from there.</p>"
+    sections = {"What failed": what + left + kept, "What was run, and what it took": costs(stages)}
+    return whole_page(f"Jacobi Forcing: {experiment}, failed", "", sections)
+
+
 def whole_page(title: str, about: str, sections: Mapping[str, str]) -> str:
-    """A self-contained page: what it is about, links to its sections, the sections."""
+    """A self-contained page: what it is about, links to its sections, the sections; with Plotly's script where there is a figure."""
     names = [(f"s{number}", name) for number, name in enumerate(sections)]
     links = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in names)
     body = [f"<h1>{escape(title)}</h1>", about, f"<nav>{links}</nav>"]
     body += [f"<h2 id={anchor}>{escape(name)}</h2>\n{sections[name]}" for anchor, name in names]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>'
+    script = f"<script>{get_plotlyjs()}</script>" if any("Plotly.newPlot(" in section for section in sections.values()) else ""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>{script}'
     return "\n".join(['<!DOCTYPE html>\n<html lang="en">', f"<head>{head}</head>", "<body>", *body, "</body>", "</html>"])
 
 

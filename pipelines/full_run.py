@@ -43,13 +43,14 @@ from pipelines.graph.execute import StageFailed, execute
 from pipelines.graph.timings import TIMINGS, Timings
 from pipelines.job_record import JobRecord
 from pipelines.newest import link_newest
+from pipelines.published import publish, publish_failure
 from pipelines.stages import build_graph
 from pipelines.store import Store, open_store, plain
 from pipelines.store.uri import refuse_credentials_on
 from pipelines.store.uses import in_use, results_of
 from pipelines.tracking.tracker import BACKLOG, SweepInfo, Tracker, sqlite_uri, ui_address, ui_command
 from tasks.artifacts import read_json
-from tasks.report import FIGURES, render_table
+from tasks.report import render_table
 from tasks.stage import UserError
 
 log = logging.getLogger(__name__)
@@ -166,13 +167,19 @@ def run(config: PipelineConfig, record: JobRecord, only: str | None = None) -> N
     recorded = {"backlog": store.root / BACKLOG, "settings": config.tracking, "sweep": sweep}
     with Tracker.start(tracking_uri=uri, run_name=config.name, config=record.config, **recorded) as tracker:
         trust = config.model.trust_remote_code
-        with _recorded_use(store, config.name, Path(hydra_config.runtime.output_dir), planned):
-            execute(planned, store, tracker, config.cluster, trust_remote_code=trust, keep_going=config.keep_going, timings=timings)
         output_dir = Path(hydra_config.runtime.output_dir)
+        with _recorded_use(store, config.name, output_dir, planned):
+            try:
+                execute(planned, store, tracker, config.cluster, trust_remote_code=trust, keep_going=config.keep_going, timings=timings)
+            except StageFailed as failed:
+                publish_failure(failed.failures, planned, store, output_dir, tracker, title=config.name, server=ui_address(uri))
+                raise
         reported = planned[-1].stage.kind == "report"
         if reported:
             store.fetch(planned[-1].folder)
-            _publish(planned[-1].folder, output_dir, tracker, config.paths.results, server=ui_address(uri))
+            publish(planned[-1].folder, output_dir, tracker, server=ui_address(uri))
+            if config.paths.results:
+                shutil.copy(output_dir / "results.json", config.paths.results)
         timings.write(output_dir / TIMINGS)
         tracker.log_artifact(output_dir / TIMINGS)
     if reported:
@@ -242,23 +249,6 @@ def stage_table(planned: list[PlannedStage]) -> str:
     width = max(len(p.stage.id) for p in planned)
     rows = [f"{p.stage.id:<{width}}  {'cached' if p.cached else 'to run':<7} {p.fingerprint}" for p in planned]
     return "\n".join([f"{'stage':<{width}}  {'state':<7} fingerprint", *rows])
-
-
-def _publish(report: Path, output_dir: Path, tracker: Tracker, results: str | None, *, server: str | None) -> None:
-    """Copies the report beside the run's log, into MLflow and where the user asked; its stages lead to their runs at `server`."""
-    from dashboards.costs import link_runs
-
-    for name in ("results.json", "results.md", "report.html"):
-        shutil.copy(report / name, output_dir / name)
-    if server:
-        page = output_dir / "report.html"
-        page.write_text(link_runs(page.read_text(encoding="utf-8"), server), encoding="utf-8")
-    for name in ("results.json", "results.md", "report.html"):
-        tracker.log_artifact(output_dir / name, "report")
-    for figure in sorted((report / FIGURES).glob("*.json")):
-        tracker.log_artifact(figure, f"report/{FIGURES}")
-    if results:
-        shutil.copy(output_dir / "results.json", results)
 
 
 def _refuse(message: str, *, code: int = 2, of: str = "") -> int:
