@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,8 @@ from ray.cluster_utils import Cluster
 from benchmarks.trajectory_faults import title
 
 MARKER = "JACOBI_FAULT_ROUND"
+# Actors of Ray's own, detached, by a name that a cluster has once (get_if_exists): the first driver starts them, every later one finds them
+ONE_PER_CLUSTER = ("_StatsActor", "ActorLocationTracker", "_AutoscalingCoordinatorActor")
 DISK_MB = 64
 ROOT = Path(__file__).resolve().parents[1]
 QUIET = {
@@ -39,7 +41,9 @@ class Nodes:
     """A head and two more nodes of two logical CPUs each, on this machine."""
 
     def __init__(self) -> None:
-        self._cluster = Cluster(initialize_head=True, head_node_args=self._node() | {"include_dashboard": False})
+        # with the dashboard, as `ray start --head` has it: Ray Train's PlacementGroupCleaner asks it whether a training still has its controller,
+        # and without an answer outlives every driver that is killed while it trains
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._node() | {"include_dashboard": True})
         self._others = [self._cluster.add_node(**self._node()) for _ in range(2)]
         self.address: str = self._cluster.address
 
@@ -147,6 +151,21 @@ class Driver:
         """The error it ended with, else the last line of its log."""
         lines = self.log.read_text(errors="replace").splitlines() or [""]
         return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])[:300]
+
+
+def sorted_out(titles: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Of the titles of processes that hold actors when their driver is gone: orphans, and what of Ray's own a cluster keeps one of.
+
+    A second one of those is an orphan: their number must not grow with the drivers that were killed.
+    """
+    orphans, kept = [], []
+    for text in titles:
+        actor = text.strip().removeprefix("ray::").partition(".")[0].partition("(")[0]  # "ray::NAME.METHOD" while it is at work
+        if actor in ONE_PER_CLUSTER and actor not in kept:
+            kept.append(actor)
+        else:
+            orphans.append(text.strip())
+    return orphans, kept
 
 
 def workers(mark: str) -> list[psutil.Process]:

@@ -18,6 +18,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,7 @@ from pipelines.arguments import make_parent
 from pipelines.config import schema
 from pipelines.config.composing import composing_mistakes
 from pipelines.config.schema import PipelineConfig
+from pipelines.credentials import redact_files, redacted
 from pipelines.errors import config_error, summary, user_error
 from pipelines.estimate.forecast import forecast, shortfalls
 from pipelines.estimate.table import estimate_table
@@ -95,6 +97,7 @@ def _run_job(composed: DictConfig, only: str | None) -> int:
     record = JobRecord(Path(hydra_config.runtime.output_dir), number, overrides)
     record.save()
     sweep = Path(hydra_config.sweep.dir).resolve() if hydra_config.mode is RunMode.MULTIRUN else None
+    redact_files([*(record.folder / (hydra_config.output_subdir or ".hydra")).glob("*.yaml"), *(sweep.glob("multirun.yaml") if sweep else ())])
     stopped_by = sweep_jobs.failed(sweep) if sweep and composed.fail_fast else None
     if stopped_by is not None:
         record.state, record.error = "skipped", f"not started: fail_fast=true, and job {stopped_by} has failed"
@@ -143,9 +146,11 @@ def run(config: PipelineConfig, record: JobRecord, only: str | None = None) -> N
     if config.fit.enabled:
         config = _fitted(config, store, list(hydra_config.overrides.task))
     graph = _graph(config, store)
+    if only is not None:
+        graph.check_ids(run_stage=[only], force=config.force)
+        check_forced_alone(only, config.force)
     planned = plan(graph, store, config.force)
     if only is not None:
-        graph.check_ids("run_stage", [only])
         planned = [alone(only, planned, list(hydra_config.overrides.task))]
     record.config, record.stages = plain(asdict(config)), {p.stage.id: str(p.folder) for p in planned}
     record.cached = sum(p.cached for p in planned)
@@ -221,6 +226,14 @@ def _show_cost(config: PipelineConfig, planned: list[PlannedStage], store: Store
         raise UserError("\n".join(missing))
 
 
+def check_forced_alone(stage_id: str, force: Sequence[str]) -> None:
+    """Raises UserError where `force` names a stage that is not run."""
+    others = [name for name in dict.fromkeys(force) if name != stage_id]
+    if others:
+        commands = " && ".join(f"python -m pipelines.run_stage {name} 'force=[{name}]' ..." for name in others)
+        raise UserError(f"force: run_stage runs {stage_id} and no other stage, not {', '.join(others)}; recompute that first, with: {commands}")
+
+
 def alone(stage_id: str, planned: list[PlannedStage], overrides: list[str]) -> PlannedStage:
     """The one stage of a plan. Raises UserError where its inputs are not finished, with the commands that make them."""
     by_id = {p.stage.id: p for p in planned}
@@ -241,7 +254,11 @@ def _graph(config: PipelineConfig, store: Store) -> Graph:
         raise
     except ValueError as error:  # every section has passed its own checks: what is left is one changed by a round
         raise UserError(f"rounds: {error}") from error
-    return graph.until(config.until) if config.until else graph
+    if not config.until:
+        return graph
+    if config.until not in graph.fingerprints:
+        graph.check_ids(until=[config.until], force=config.force)
+    return graph.until(config.until)
 
 
 def stage_table(planned: list[PlannedStage]) -> str:
@@ -252,7 +269,7 @@ def stage_table(planned: list[PlannedStage]) -> str:
 
 
 def _refuse(message: str, *, code: int = 2, of: str = "") -> int:
-    for line in message.splitlines():
+    for line in redacted(message).splitlines():
         print(f"error: {of}{line}", file=sys.stderr, flush=True)
     return code
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.credentials import redacted_values
 from tasks.artifacts import write_json
 
 JOB = "job.json"
@@ -29,4 +30,4 @@ class JobRecord:
 
     def save(self) -> None:
         values = {name: value for name, value in asdict(self).items() if name != "folder"}
-        write_json(self.folder / JOB, {"schema_version": SCHEMA_VERSION, **values})
+        write_json(self.folder / JOB, {"schema_version": SCHEMA_VERSION, **redacted_values(values)})

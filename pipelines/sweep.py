@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from dashboards.paper_numbers import LEGENDS, check_table, paper_cell
 from pipelines import sweep_jobs
+from pipelines.credentials import restored
 from pipelines.graph.timings import TIMINGS
 from pipelines.job_record import JOB
 from pipelines.store import MANIFEST, Damaged, open_store
@@ -53,7 +54,7 @@ class SweepTable(Callback):
             for line in sweep_jobs.told(folder):
                 print(f"sweep:     {line}", flush=True)
             written = write_sweep(folder, paper=self.paper)
-            _record(folder, FILES if written else (), patience=config.tracking.wait_at_end)
+            _record(folder, FILES if written else (), config=config)
         except Exception:
             log.exception("the sweep's table could not be made; its jobs are not affected")
 
@@ -154,7 +155,7 @@ def _at_hand(record: Mapping[str, Any], stage: str) -> Path:
     return folder
 
 
-def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:
+def _record(folder: Path, files: Sequence[str], *, config: DictConfig) -> None:
     """What the sweep's MLflow run gets at its end: the files, and its state, since a job whose config is wrong has no run of its own."""
     from pipelines.tracking.backlog import SUFFIX
     from pipelines.tracking.channel import Channel
@@ -165,7 +166,8 @@ def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:
         return
     sweep = read_json(memory)
     run = sweep["run_id"]
-    channel = Channel(sweep["tracking_uri"], sweep["experiment"], Path(sweep["backlog"], f"{sweep['handle']}{SUFFIX}"))
+    uri = restored(sweep["tracking_uri"], config.paths.tracking_uri)
+    channel = Channel(uri, sweep["experiment"], Path(sweep["backlog"], f"{sweep['handle']}{SUFFIX}"))
     for name in files:
         channel.send("log_file", run=run, path=str(folder / name), folder="sweep")
     for figure in sorted((folder / FIGURES).glob("*.json")) if files else []:
@@ -175,4 +177,4 @@ def _record(folder: Path, files: Sequence[str], *, patience: float) -> None:
     if wrong:
         tags = {"failed": "; ".join(wrong)[:5000], "jobs": str(len(jobs))}
         channel.send("end_run", run=run, status="FAILED", ended=int(time.time() * 1000), tags=tags)
-    channel.close(patience)
+    channel.close(config.tracking.wait_at_end)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipelines.credentials import redacted_values
 from pipelines.job_record import JOB
 from tasks.artifacts import read_json, write_json
 
@@ -23,7 +24,7 @@ def begin(folder: Path, overrides: Sequence[str]) -> None:
         old.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     swept = [override.get_key_element() for override in OverridesParser.create().parse_overrides(list(overrides)) if override.is_sweep_override()]
-    write_json(folder / COMMAND, {"overrides": list(overrides), "swept": swept})
+    write_json(folder / COMMAND, {"overrides": redacted_values(list(overrides)), "swept": swept})
     begun.append(folder)
 
 

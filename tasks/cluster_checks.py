@@ -43,8 +43,8 @@ def check_cluster(cluster: ClusterConfig, *, folder: Path, setting: str, modules
         (probe / "driver").write_text(probe.name, encoding="utf-8")
         look = looking()
         here = look(None, "here", (*SOURCES,), PACKAGES, modules, CREDENTIALS, 0.0)
-        answers = _ask_all_nodes(look, (str(probe), SOURCES, PACKAGES, modules, CREDENTIALS, SHARE_SECONDS))
-        mistakes = [mistake for name, there in answers.items() for mistake in _differences(name, here, there)]
+        answers, mistakes = _ask_all_nodes(look, (str(probe), SOURCES, PACKAGES, modules, CREDENTIALS, SHARE_SECONDS))
+        mistakes += [mistake for name, there in answers.items() for mistake in _differences(name, here, there)]
         mistakes += _sharing(answers, probe, setting)
     except OSError as error:
         raise UserError(f"{setting}={folder}: cannot write there ({error.strerror}); choose a writable folder") from error
@@ -55,8 +55,8 @@ def check_cluster(cluster: ClusterConfig, *, folder: Path, setting: str, modules
     log.info("cluster: %d nodes checked: versions, source and %s are the same on all", len(answers), setting)
 
 
-def _ask_all_nodes(look: Callable[..., Facts], arguments: tuple[Any, ...]) -> dict[str, Facts]:
-    """Node name -> what it said. Raises UserError for one that says nothing."""
+def _ask_all_nodes(look: Callable[..., Facts], arguments: tuple[Any, ...]) -> tuple[dict[str, Facts], list[str]]:
+    """Node name -> what it said; and a line for the nodes that say nothing, and for each that cannot."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -69,19 +69,20 @@ def _ask_all_nodes(look: Callable[..., Facts], arguments: tuple[Any, ...]) -> di
             task = ray.remote(num_cpus=0)(look).options(scheduling_strategy=there, name="check_node")
             asked[task.remote(probe, identity, *rest)] = node
     ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+    answers, mistakes = {}, []
     if silent:
         names = ", ".join(_name(asked[task]) for task in silent)
-        raise UserError(f"cluster: {names}: no answer in {ANSWER_SECONDS:g} s; look at `ray status`, and take out or restart the node")
-    answers = {}
+        mistakes.append(f"cluster: {names}: no answer in {ANSWER_SECONDS:g} s; look at `ray status`, and take out or restart the node")
     for task in ready:
         try:
             answers[_name(asked[task])] = ray.get(task)
         except ray.exceptions.RayError as error:
             if _is_alive(asked[task]["NodeID"]):
                 reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-                raise UserError(f"cluster: {_name(asked[task])}: cannot run work of this project ({reason.strip()})") from error
-            log.warning("cluster: %s has left while it was asked", _name(asked[task]))
-    return answers
+                mistakes.append(f"cluster: {_name(asked[task])}: cannot run work of this project ({reason.strip()})")
+            else:
+                log.warning("cluster: %s has left while it was asked", _name(asked[task]))
+    return answers, mistakes
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from jacobi_core.decoding.context import context_of
 from jacobi_core.decoding.flex_mask import block_mask
 
 Request = tuple[Sequence[int], Sequence[Sequence[int]]]  # a text's uncached committed tokens, and its chains of drafts
@@ -97,7 +98,7 @@ class CachedForward:
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Most tokens of a text, as the checkpoint says; None where it does not."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return context_of(model.config)
 
 
 def move_columns(cache: Cache, source: int, start: int, count: int) -> None:

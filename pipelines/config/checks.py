@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jacobi_core.decoding.config import Method
+from jacobi_core.decoding.context import stated_context
 from jacobi_core.distillation.noise_schedule import NoiseSchedule, ScheduleError, check_kind
 from tasks.base_model.model_source import resolve_source
 from tasks.cluster import in_working_dir, worker_mistakes
@@ -198,7 +199,11 @@ def lengths_fit_the_model(config: PipelineConfig) -> Iterator[str]:
     limit = context_length(config)
     if limit is None:
         return
-    source = f"model.pretrain.max_positions={limit}" if config.model.path is None else f"{limit}, max_position_embeddings of model.path's config.json"
+    source = (
+        f"model.pretrain.max_positions={limit}"
+        if config.model.path is None
+        else f"{limit}, max_position_embeddings of model.path's config.json, scaled positions counted"
+    )
     longest = config.data.max_prompt_tokens
     capped = {"trajectories": config.trajectories, "evaluate": config.evaluate, **({"search": config.search} if config.tune else {})}
     for section, settings in capped.items():
@@ -261,9 +266,7 @@ def context_length(config: PipelineConfig) -> int | None:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # told by the stage that loads it
         return None
-    settings = settings.get("text_config") or settings
-    limit = settings.get("max_position_embeddings")
-    return limit if isinstance(limit, int) and limit > 0 else None
+    return stated_context(settings.get("text_config") or settings)
 
 
 RULES: tuple[Callable[[PipelineConfig], Iterator[str]], ...] = (

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.config import schema
+from pipelines.config.sections import Sections
 from pipelines.errors import config_error, named_nearest
 from tasks.stage import UserError
 
@@ -112,13 +113,32 @@ def _in_value(override: Override) -> list[str]:
 
 
 def value_mistakes(plain: dict[str, Any]) -> list[str]:
-    """Unknown names and values of a wrong kind, wherever they stand in it."""
+    """Unknown names and values of a wrong kind, wherever they stand in it; then what its sections say of the rest."""
     known, found = OmegaConf.structured(schema.PipelineConfig), []
     wrong = {name: value for name, value in plain.items() if _error(known, {name: value})}  # a merge takes its time, and most sections are right
+    places = set()
     for path, leaf in _leaves(wrong):
         if error := _error(known, leaf):
+            places.add(tuple(path))
             found.append(config_error(error, inside=".".join(path)))
+    rest = _without(plain, places)
+    if not _error(known, rest):
+        sections = Sections(OmegaConf.merge(known, rest))
+        for name in rest:
+            sections.read(name)
+        meant = {name for line in found for name in named_nearest(line)} | {".".join(path) for path in places}  # empty for no fault of theirs
+        found += [line for line in sections.mistakes if not any(name in line for name in meant)]
     return list(dict.fromkeys(found))
+
+
+def _without(value: Any, places: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> Any:
+    """The value without what stands at these places, and without groups that held nothing else; entries of a list keep theirs."""
+    if isinstance(value, dict):
+        kept = {key: _without(inner, places, (*path, str(key))) for key, inner in value.items() if (*path, str(key)) not in places}
+        return {key: inner for key, inner in kept.items() if inner != {} or value[key] == {}}
+    if isinstance(value, list):
+        return [{} if (*path, str(i)) in places else _without(inner, places, (*path, str(i))) for i, inner in enumerate(value)]
+    return value
 
 
 def _error(known: DictConfig, given: dict[str, Any]) -> OmegaConfBaseException | None:

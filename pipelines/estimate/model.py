@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jacobi_core.decoding.context import stated_context
 from tasks.base_model.model_source import ModelSource, resolve_source
 from tasks.base_model.pretrain import PretrainConfig
 
@@ -89,6 +90,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     if any((config.get(name) or 0) > 1 for name in EXPERTS):
         return None
     found = {ours: next((config[name] for name in theirs if config.get(name)), 0) for ours, theirs in NAMES.items()}
+    found["context"] = stated_context(config) or found["context"]
     kind = config.get("model_type", "")
     found["intermediate"] = found["intermediate"] or (4 * found["hidden"] if kind in TWO_MATRICES else 0)
     shape = ModelShape(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from jacobi_core.distillation.noise_schedule import is_own
 from pipelines.config.schema import PipelineConfig
 from pipelines.graph.dag import PlannedStage
 from pipelines.graph.room import as_ray_work
-from tasks.cluster_checks import check_cluster, check_own_gpus
+from tasks.cluster_checks import check_cluster, check_own_gpus, gpus_here
+
+log = logging.getLogger(__name__)
 
 
 def check_before_the_first_stage(config: PipelineConfig, planned: Sequence[PlannedStage]) -> None:
@@ -19,6 +22,9 @@ def check_before_the_first_stage(config: PipelineConfig, planned: Sequence[Plann
     if config.cluster.address is None:
         check_own_gpus(config.cluster)
         return
+    timed = [p.stage.id for p in planned if not p.cached and p.stage.needs.alone]
+    if timed and config.cluster.gpus_per_worker and gpus_here() == 0:
+        log.warning("%s: timed on this machine, which has no GPU; start the command on one that has (docs/cluster.md)", ", ".join(timed))
     folder = planned[0].folder.parent
     on_objects = "://" in config.paths.store and not config.paths.store.startswith("file:")
     kinds = {config.noise_schedule, *(r.noise_schedule for r in config.rounds if r.noise_schedule)}

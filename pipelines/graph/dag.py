@@ -70,20 +70,24 @@ class Graph:
 
     def until(self, stage_id: str) -> Graph:
         """The graph of that stage and everything it needs. Raises UserError for an unknown id."""
-        self.check_ids("until", [stage_id])
+        self.check_ids(until=[stage_id])
         wanted = {stage_id}
         for stage in reversed(self.stages):
             if stage.id in wanted:
                 wanted.update(stage.inputs.values())
         return Graph(stage for stage in self.stages if stage.id in wanted)
 
-    def check_ids(self, setting: str, ids: Iterable[str]) -> None:
-        """Raises UserError, with the nearest names, for the first id that is no stage; `setting` is where the user wrote it."""
+    def check_ids(self, **settings: Iterable[str]) -> None:
+        """Raises UserError, a line with the nearest names for each id that is no stage; settings: where the user wrote them, and which."""
         known = [stage.id for stage in self.stages]
-        for stage_id in ids:
-            if stage_id not in known:
-                nearest = difflib.get_close_matches(stage_id, known, n=3, cutoff=0.4) or known
-                raise UserError(f"{setting}: no stage {stage_id!r} in this run; nearest: {', '.join(nearest)}")
+        mistakes = []
+        for setting, ids in settings.items():
+            for stage_id in dict.fromkeys(ids):
+                if stage_id not in known:
+                    nearest = difflib.get_close_matches(stage_id, known, n=3, cutoff=0.4) or known
+                    mistakes.append(f"{setting}: no stage {stage_id!r} in this run; nearest: {', '.join(nearest)}")
+        if mistakes:
+            raise UserError("\n".join(mistakes))
 
 
 def _ordered(by_id: Mapping[str, Stage]) -> list[str]:
@@ -110,7 +114,7 @@ def plan(graph: Graph, store: Store, force: Collection[str] = ()) -> list[Planne
     A forced stage is recomputed from an empty folder under the same fingerprint. Its descendants are not, unless listed
     themselves: stages are deterministic, so what they were made from has not changed.
     """
-    graph.check_ids("force", force)
+    graph.check_ids(force=force)
     folders = {stage.id: store.folder(stage.kind, graph.fingerprints[stage.id]) for stage in graph.stages}
     return [
         PlannedStage(

@@ -92,6 +92,11 @@ class Store:
             self._remember(folder, {**known, **stamps})
         return wrong
 
+    def glance(self, folder: Path) -> str | None:
+        """What is wrong with a finished output, as far as it shows without reading all of it: as `finished`, but with the reason."""
+        manifest = Manifest.read(folder)
+        return None if manifest is None else self.damage(folder, manifest)
+
     def verify(self, folder: Path) -> str | None:
         """What is wrong with a finished output, every byte of it read; None for a whole one and for one that was never finished."""
         manifest = Manifest.read(folder)

@@ -32,7 +32,7 @@ def explain(target: str, graph: Graph, store: Store) -> list[str]:
         return list(_explain_folder(by_name[name], graph, store, entries))
     if (store.root / name).is_dir() and re.search(r"-[0-9a-f]{16}$", name):
         return [f"{name}: was never finished (no manifest); the stage goes on or starts again when a run needs it"]
-    graph.check_ids("explain", [target])
+    graph.check_ids(explain=[target])
     raise AssertionError("unreachable")
 
 
@@ -43,7 +43,7 @@ def _explain(stage_id: str, graph: Graph, store: Store, entries: Sequence[Entry]
         yield f"{stage_id}: cached in {name} (computed as {found.manifest.stage}, {found.manifest.started})"
         return
     if found:
-        yield f"{stage_id}: {name} is {found.state}: {store.verify(store.root / name) or 'a file is missing or has another size'}"
+        yield f"{stage_id}: {name} is {found.state}: {store.glance(store.root / name) or 'a file is missing or has another size'}"
         return
     yield f"{stage_id}: not cached, {name} is not in the store"
     others = [entry.manifest for entry in entries if entry.manifest.kind == stage.kind]
@@ -56,7 +56,7 @@ def _explain(stage_id: str, graph: Graph, store: Store, entries: Sequence[Entry]
 
 def _explain_folder(entry: Entry, graph: Graph, store: Store, entries: Sequence[Entry]) -> Iterator[str]:
     manifest = entry.manifest
-    wrong = store.verify(store.root / entry.name)
+    wrong = store.glance(store.root / entry.name)
     yield f"{entry.name}: {'damaged: ' + wrong if wrong else entry.state} ({manifest.stage}, {manifest.started})"
     same = [stage for stage in graph.stages if stage.kind == manifest.kind]
     stage = min(same, key=lambda stage: (len(_differences(manifest, stage, graph)), stage.id != manifest.stage), default=None)

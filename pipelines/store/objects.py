@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class ObjectStore(Store):
-    """shown: setting and URI as errors name them."""
+    """shown: setting and URI as errors name them. query: of the URI (endpoint, region), without its question mark; it holds no credentials."""
 
-    def __init__(self, filesystem: FileSystem, base: str, *, work: Path, shown: str) -> None:
+    def __init__(self, filesystem: FileSystem, base: str, *, work: Path, shown: str, query: str = "") -> None:
         super().__init__(work, setting="paths.work")
-        self.filesystem, self.base, self._shown = filesystem, base, shown
+        self.filesystem, self.base, self._shown, self._query = filesystem, base, shown, query
 
     def check(self, *, read_only: bool) -> None:
         """Raises UserError where the bucket is not there or may not be used: before hours of work, not after."""
@@ -57,16 +57,24 @@ class ObjectStore(Store):
 
     def finished(self, folder: Path) -> Manifest | None:
         """Asks for the manifest object and the sizes of what it lists; downloads no file."""
+        manifest, wrong = self._looked_at(folder)
+        if wrong and folder not in self._warned:
+            self._warned.add(folder)
+            log.warning("%s: %s; it counts as not there", folder.name, wrong)
+        return None if wrong else manifest
+
+    def glance(self, folder: Path) -> str | None:
+        return self._looked_at(folder)[1]
+
+    def _looked_at(self, folder: Path) -> tuple[Manifest | None, str | None]:
+        """The manifest, and what is wrong by the sizes of what it lists."""
         with self._said():
             manifest = self.manifest(folder.name)
             if manifest is None:
-                return None
+                return None, None
             sizes = {name: info.size for name, info in self._listing(f"{folder.name}/{manifest.place}").items()}
         wrong = next((name for name, size in manifest.files.items() if sizes.get(name) != size), None)
-        if wrong is not None and folder not in self._warned:
-            self._warned.add(folder)
-            log.warning("%s: %s is missing from the store or has another size; it counts as not there", folder.name, wrong)
-        return None if wrong is not None else manifest
+        return manifest, None if wrong is None else f"{wrong} is missing from the store or has another size"
 
     def manifest(self, name: str) -> Manifest | None:
         """What `<name>/manifest.json` says; None where it is not there or unreadable."""
@@ -125,7 +133,8 @@ class ObjectStore(Store):
             shutil.rmtree(scratch, ignore_errors=True)
 
     def address(self, folder: Path, manifest: Manifest) -> str:
-        return f"{self._shown.partition('=')[2].rstrip('/')}/{folder.name}/{manifest.place}"
+        query = f"?{self._query}" if self._query else ""
+        return f"{self._shown.partition('=')[2].rstrip('/')}/{folder.name}/{manifest.place}{query}"
 
     def salvage(self, folder: Path) -> Manifest | None:
         """Uploads a result that is whole in the work folder and not in the store: its upload failed, or the objects were lost."""

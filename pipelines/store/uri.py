@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from pipelines.credentials import SECRET
 from pipelines.store.disk import Store
 from tasks.stage import UserError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-SECRET = re.compile(r"key|secret|token|password|sas|sig|credential", re.IGNORECASE)
 DRIVE = re.compile(r"^[a-zA-Z]:[\\/]")
 NO_BUCKET = r"NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist|[Bb]ucket '.*' not found"
 NO_ACCESS = (
@@ -51,7 +51,7 @@ def open_store(uri: str, *, work: Path, setting: str = "paths.store", read_only:
     shown = without_query(uri)
     _refuse_credentials(uri, shown, setting)
     filesystem, base = _filesystem(uri, shown, setting)
-    store = ObjectStore(filesystem, base, work=work, shown=f"{setting}={shown}")
+    store = ObjectStore(filesystem, base, work=work, shown=f"{setting}={shown}", query=urlsplit(uri).query)
     store.check(read_only=read_only)
     return store
 

@@ -17,6 +17,7 @@ from tasks.stage import UserError
 @dataclass
 class Arguments:
     replay: Annotated[Path, "folder with the records that runs could not send: .tracking in the store"]
+    tracking_uri: Annotated[str | None, "the whole address, where it holds credentials: those are not kept with the records"] = None
 
 
 def replay(arguments: Arguments) -> int:
@@ -25,7 +26,7 @@ def replay(arguments: Arguments) -> int:
         raise UserError(f"replay={folder}: no such folder")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     files = len(list(folder.glob(f"*{SUFFIX}")))
-    channels = list(left_behind(folder))
+    channels = list(left_behind(folder, arguments.tracking_uri))
     waiting = sum(channel.backlog.waiting() for channel in channels)
     delivered = [channel.deliver(now=True) for channel in channels]  # all are tried
     arrived = all(delivered)

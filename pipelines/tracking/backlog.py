@@ -16,6 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from pipelines.credentials import redacted
+
 SUFFIX = ".jsonl"
 METRICS = 1000  # points in one request that every MLflow store accepts
 HEADER = ("tracking_uri", "experiment")
@@ -55,7 +57,7 @@ class Backlog:
             try:
                 with self.file.open("a", encoding="utf-8") as lines:
                     if new:
-                        lines.write(json.dumps({name: getattr(self, name) for name in HEADER}) + "\n")
+                        lines.write(json.dumps({name: redacted(getattr(self, name)) for name in HEADER}) + "\n")
                     # The newline in front keeps a line that a kill cut short from spoiling this one.
                     lines.write("\n" + json.dumps(record) + "\n")
             except OSError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.credentials import redacted, redacted_values, restored
 from pipelines.tracking import mlflow_runs as runs
 from pipelines.tracking import mlflow_writes
 from pipelines.tracking.backlog import SUFFIX, Backlog
@@ -61,7 +62,7 @@ class Channel:
 
     def send(self, write: str, **fields: Any) -> Any:
         """A record, behind those that wait. What its function in `mlflow_writes` returns; None where it waits or was refused."""
-        record = {"write": write, **fields}
+        record = {"write": write, **(fields if write == "log_metrics" else redacted_values(fields))}
         if self.backlog.empty() and not self._pausing():
             try:
                 runs.check_reachable(self.tracking_uri)
@@ -98,7 +99,7 @@ class Channel:
         outage = _outages.pop(self.tracking_uri, None)
         if sent:
             away = f" after {time.monotonic() - outage.since:.0f} s" if outage else ""
-            log.warning("tracking store %s is back%s: %d waiting records were sent", self.tracking_uri, away, sent)
+            log.warning("tracking store %s is back%s: %d waiting records were sent", redacted(self.tracking_uri), away, sent)
         return True
 
     def close(self, patience: float) -> None:
@@ -141,9 +142,8 @@ class Channel:
         outage = _outages.get(self.tracking_uri)
         if outage is None:
             outage = _outages[self.tracking_uri] = _Outage(since=time.monotonic())
-            log.warning(
-                "tracking store %s is away (%s): the run goes on, its records wait in %s", self.tracking_uri, runs.first_line(error), self.file
-            )
+            shown = redacted(self.tracking_uri)
+            log.warning("tracking store %s is away (%s): the run goes on, its records wait in %s", shown, runs.first_line(error), self.file)
         outage.until = time.monotonic() + outage.pause
         outage.pause = min(2 * outage.pause, PAUSES[1])
 
@@ -154,12 +154,12 @@ class Channel:
             log.warning("not recorded in MLflow (%s of run %s): %s", kind[1], kind[0], runs.first_line(error))
 
 
-def left_behind(folder: Path) -> Iterator[Channel]:
-    """The backlogs of a folder, oldest first."""
+def left_behind(folder: Path, tracking_uri: str | None = None) -> Iterator[Channel]:
+    """The backlogs of a folder, oldest first. tracking_uri: with credentials, which no backlog keeps."""
     for file in sorted(folder.glob(f"*{SUFFIX}"), key=_age):
         with runs.said(str(file)):
             backlog = Backlog.read(file)
-            yield Channel(backlog.tracking_uri, backlog.experiment, file)
+            yield Channel(restored(backlog.tracking_uri, tracking_uri), backlog.experiment, file)
 
 
 def _age(file: Path) -> float:

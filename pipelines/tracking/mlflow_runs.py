@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from pipelines.credentials import redacted
 from pipelines.process import is_gone
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def refused(error: Exception) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 @contextmanager

@@ -87,6 +87,7 @@ def register_model(store: Connection, *, run: str, model: str, stage: str, finge
 
     Nothing is copied where the store takes the folder's own URI. A server refuses paths of a disk that may not be its own: there the
     run gets the export's small files as artifacts, the version points at them, and its tag `folder` says where the weights are.
+    Of object storage the version's source is the place alone, as MLflow's own clients take it; the tag has the endpoint and region too.
     """
     from mlflow.entities import LoggedModelOutput
     from mlflow.exceptions import MlflowException
@@ -106,7 +107,7 @@ def register_model(store: Connection, *, run: str, model: str, stage: str, finge
         client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, 0)])
         tags["logged_model"] = logged.model_id
         try:
-            client.create_model_version(model, folder, run_id, tags, await_creation_for=0)
+            client.create_model_version(model, folder.partition("?")[0], run_id, tags, await_creation_for=0)
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise

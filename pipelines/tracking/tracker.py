@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import yaml
 from filelock import FileLock
 
+from pipelines.credentials import redacted
 from pipelines.process import sigterm_raises
 from pipelines.tracking import lineage
 from pipelines.tracking import mlflow_runs as runs
@@ -53,8 +54,8 @@ def sqlite_uri(folder: Path) -> str:
 
 
 def ui_command(tracking_uri: str) -> str:
-    """The shell command that shows the runs, on this machine only; for a tracking server, its address."""
-    uri = runs.absolute(tracking_uri)
+    """The shell command that shows the runs, on this machine only; for a tracking server, its address. Credentials are left to be filled in."""
+    uri = redacted(runs.absolute(tracking_uri))
     if uri.startswith(("http://", "https://")):
         return uri
     quiet = "MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false"  # the latter: starts in half the time
@@ -195,12 +196,12 @@ class Tracker:
 def _open(channel: Channel) -> None:
     """Raises UserError for a store that has never answered from here; of one that has, being away now is an outage like any other."""
     folder = channel.file.parent
-    reached = folder / REACHED / hashlib.sha256(channel.tracking_uri.encode()).hexdigest()[:16]
+    reached = folder / REACHED / hashlib.sha256(redacted(channel.tracking_uri).encode()).hexdigest()[:16]
     try:
         channel.store.open(before_reaping=lambda: send_left_behind(folder, channel.tracking_uri))
     except Exception as error:
         if runs.refused(error) or not reached.exists():
-            uri, name = channel.tracking_uri, channel.experiment
+            uri, name = redacted(channel.tracking_uri), channel.experiment
             raise UserError(f"paths.tracking_uri={uri}: cannot open experiment {name!r}: {runs.first_line(error)}") from error
         return  # the first record finds out and says so
     with runs.said(f"{reached} cannot be written"):
@@ -210,7 +211,7 @@ def _open(channel: Channel) -> None:
 
 def send_left_behind(folder: Path, tracking_uri: str | None = None) -> bool:
     """Sends the backlogs that runs left in a folder, of one store or of all; whether all of them arrived."""
-    channels = [channel for channel in left_behind(folder) if tracking_uri in (None, channel.tracking_uri)]
+    channels = [channel for channel in left_behind(folder, tracking_uri) if tracking_uri in (None, channel.tracking_uri)]
     arrived = [channel.deliver(now=True) for channel in channels]
     return all(arrived)
 
@@ -229,7 +230,7 @@ def _sweep_run(channel: Channel, sweep: SweepInfo) -> str:
     handle = json.loads(memory.read_text())["handle"] if memory.exists() else uuid.uuid4().hex
     run_id = create_run(channel, sweep.name, {"kind": "sweep"}, handle)
     scratch = memory.with_suffix(".tmp")
-    where = {"tracking_uri": channel.tracking_uri, "experiment": channel.experiment, "backlog": str(channel.file.parent)}
+    where = {"tracking_uri": redacted(channel.tracking_uri), "experiment": channel.experiment, "backlog": str(channel.file.parent)}
     scratch.write_text(json.dumps({"handle": handle, "run_id": run_id, **where}))
     scratch.replace(memory)
     return run_id

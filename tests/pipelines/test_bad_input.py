@@ -171,6 +171,40 @@ def test_unknown_names_and_wrong_kinds_are_told_with_the_rest(full):
     ]
 
 
+def test_what_is_right_in_a_value_with_a_mistake_is_judged_too(full, tmp_path: Path):
+    lines = told(full("rounds=[{block_size: 0}, {windw: 3}]", "distill={epochs: 0, batchsize: 1, prob: {every: 1}}"))
+    assert [line.partition(":")[0] for line in lines] == [
+        *("rounds.1.windw", "rounds.0.block_size must be above 0, got 0"),
+        *("distill.batchsize", "distill.prob", "distill.epochs must be above 0, got 0.0"),
+    ]
+    assert refused(full("evaluate.benchmarks=[{nme: gsm8k}]")).startswith("evaluate.benchmarks.0.nme: no such setting")
+
+
+def test_all_stages_that_are_none_are_told(full):
+    lines = told(full("until=round1/distil", "force=[bas,round1/pack,report2]"))
+    assert [line.partition(";")[0] for line in lines] == [
+        "until: no stage 'round1/distil' in this run",
+        "force: no stage 'bas' in this run",
+        "force: no stage 'report2' in this run",
+    ]
+
+
+@pytest.mark.parametrize("where", ["command", "file"])
+def test_a_password_in_an_address_is_left_nowhere(full, tmp_path: Path, where: str):
+    """Hydra writes its own files first."""
+    uri = "http://ann:geheim@127.0.0.1:9"
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - smoke\npaths:\n  tracking_uri: {uri}\n  outputs: {tmp_path}/outputs\n"
+    )
+    in_file = ("experiment=mine", f"hydra.searchpath=[file://{tmp_path}/conf]")
+    told_of = refused(full(f"paths.outputs={tmp_path}/outputs", *(in_file if where == "file" else (f"paths.tracking_uri={uri}",)), "until=prompts"))
+    assert told_of.startswith("paths.tracking_uri=http://ann:...@127.0.0.1:9: cannot open experiment")
+    written = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    assert {"overrides.yaml", "config.yaml", "hydra.yaml", "job.json"} <= {path.name for path in written}
+    assert [path.name for path in written if b"geheim" in path.read_bytes()] == []
+
+
 def test_nothing_is_told_that_rests_on_a_wrong_value(full):
     """Not applied, these leave defaults behind which do not go together with the rest, and would be blamed."""
     assert refused(full("trajectories.max_new_tokens=0", "rounds.0.window=16")) == "trajectories.max_new_tokens must be at least 1, got 0"
@@ -201,6 +235,12 @@ def test_a_checkpoint_tells_how_long_a_text_may_be(full, tmp_path: Path):
     (line,) = told(full(f"model.path={tmp_path}/checkpoint", "evaluate.max_new_tokens=20"))
     assert line.startswith("trajectories.max_new_tokens=40: with a prompt of data.max_prompt_tokens=512 that is 552 tokens")
     assert "540, max_position_embeddings of model.path's config.json" in line and "set it to 28 or less" in line
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 540}
+    for name in ("rope_parameters", "rope_scaling"):
+        (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({"max_position_embeddings": 540, name: yarn}))
+        (line,) = told(full(f"model.path={tmp_path}/checkpoint", "evaluate.max_new_tokens=20", "data.max_prompt_tokens=1060"))
+        assert line.startswith("trajectories.max_new_tokens=40: with a prompt of data.max_prompt_tokens=1060 that is 1100 tokens")
+        assert "(1080, max_position_embeddings of model.path's config.json, scaled positions counted)" in line
 
 
 def test_the_cluster_of_ray_address_is_joined(full, monkeypatch: pytest.MonkeyPatch):

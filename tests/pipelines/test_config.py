@@ -141,6 +141,13 @@ def test_nothing_depends_on_what_makes_the_report(graph):
     assert not {*LAST} & read
 
 
+def test_what_is_timed_says_that_it_must_be_alone(graph):
+    stages = graph(*SMALL, "tune=true", "evaluate.benchmarks=[{name: gsm8k}]").stages
+    alone = {stage.kind for stage in stages if stage.needs.alone}
+    assert alone == {"speed", "latency", "search"}
+    assert all(stage.needs.alone and stage.needs.here for stage in stages if stage.kind in alone)
+
+
 def test_a_sweep_over_schedules_shares_all_up_to_the_trajectories(graph):
     graphs = [graph(*SMALL, f"noise_schedule={kind}").fingerprints for kind in ("linear", "random", "reverse")]
     for stage in graphs[0]:

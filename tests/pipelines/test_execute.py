@@ -166,6 +166,21 @@ def test_a_timed_stage_has_the_machine_for_itself_and_comes_after_what_is_ready(
     assert machines.order.index("speed") > max(machines.order.index("b"), machines.order.index("c"))
 
 
+def test_a_timed_stage_waits_for_all_nodes_of_a_cluster_and_for_no_room_on_them(machines: Machines, tmp_path: Path):
+    """It is not given to Ray, which might have no node for it while others run: it begins when nothing of the run is running."""
+    machines.room = Room(12, 0, ((4, 0), (4, 0), (4, 0)))
+    spread = Needs(cpus=9, spread=True)
+    graph = Graph(
+        [
+            *(stage("a"), stage("speed", "a", needs=Needs.timed()), stage("wide", "a", needs=spread, beside="b"), stage("b", "a", beside="wide")),
+            *(stage("latency", "wide", needs=Needs.timed()), stage("end", "speed", "latency", "b", needs=Needs(cpus=64))),
+        ]
+    )
+    cluster = ClusterConfig(address="head:6379")
+    assert sorted(run(graph, tmp_path, cluster=cluster)[0].ran) == ["a", "b", "end", "latency", "speed", "wide"]
+    assert all(len(names) == 1 for names in machines.together if names & {"speed", "latency"})
+
+
 def test_without_room_all_runs_in_this_process_in_order(machines: Machines, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(execution._Execution, "_ray", lambda self: pytest.fail("Ray was started"))
     run(Graph([stage("a"), stage("b"), stage("c")]), tmp_path, cluster=ClusterConfig(parallel_stages=1))

@@ -63,6 +63,7 @@ def test_inputs_that_are_not_there_are_named_with_the_commands_that_make_them(el
     ("arguments", "told"),
     [
         (["prompt", *SETTINGS], "run_stage: no stage 'prompt' in this run; nearest: prompts"),
+        (["round1/pack", *SETTINGS, "force=[prompts]"], "force: run_stage runs round1/pack and no other stage, not prompts; recompute that first"),
         (SETTINGS, "the first argument is the stage to run, got 'experiment=smoke'"),
     ],
 )

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from moto.server import ThreadedMotoServer
+from pyarrow.fs import FileSelector, FileSystem
 
 from pipelines.graph.dag import plan
 from pipelines.graph.execute import StageFailed, execute
 from pipelines.store import Damaged, Manifest, Store, open_store
+from pipelines.store.explain import explain
 from pipelines.store.inventory import table
 from pipelines.store.objects import ObjectStore
 from pipelines.store.prune import prune
@@ -185,6 +187,19 @@ def test_half_an_output_counts_as_none(uri: str, tmp_path: Path, harm: str):
     assert text(open_store(uri, work=tmp_path / "reader"), "d") == "abacd"
 
 
+def test_explain_reads_no_object(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = open_store(uri, work=tmp_path / "one")
+    run(store)
+    monkeypatch.setattr(ObjectStore, "_download", lambda *given: pytest.fail("was downloaded"))
+    graph = diamond()
+    place = store.folder("d", graph.fingerprints["d"]).name
+    assert explain(place, graph, store)[0].startswith(f"{place}: finished (d, ")
+    manifest = store.manifest(place)
+    store.filesystem.delete_file(f"{store.base}/{place}/{manifest.place}/{next(iter(manifest.files))}")
+    assert explain(place, graph, store)[0].startswith(f"{place}: damaged: {next(iter(manifest.files))} is missing from the store")
+    assert store.manifest(place) is not None  # it is not explaining that withdraws it
+
+
 def test_verify_reads_every_object(uri: str, tmp_path: Path):
     store = open_store(uri, work=tmp_path / "here")
     run(store)
@@ -251,7 +266,10 @@ def test_an_output_has_an_address_that_outlives_the_work_folder(uri: str, tmp_pa
     store = open_store(uri, work=tmp_path / "here")
     run(store)
     place = folder(store, "a")
-    assert store.address(place, store.finished(place)) + "/text" == f"s3://{object_path(store, 'a')}"
+    source, _, query = store.address(place, store.finished(place)).partition("?")
+    assert f"{source}/text" == f"s3://{object_path(store, 'a')}" and uri.endswith(f"?{query}")
+    found, base = FileSystem.from_uri(f"{source}?{query}")
+    assert [info.base_name for info in found.get_file_info(FileSelector(base, recursive=True)) if info.base_name == "text"] == ["text"]
 
 
 def test_a_sweeps_table_reads_what_was_never_downloaded(uri: str, tmp_path: Path):

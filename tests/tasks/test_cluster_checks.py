@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,11 +25,13 @@ def asking(monkeypatch):
         probe, *rest = arguments
         found = {}
         for name, change in answers.items():
+            if "says nothing" in change:
+                continue
             facts = dict(look(change.get("sees", probe), name, *rest))
             for key, value in change.items():
                 facts[key] = {**facts[key], **value} if isinstance(value, dict) else value
             found[f"node {name}"] = facts
-        return found
+        return found, [f"cluster: node {name}: no answer" for name, change in answers.items() if "says nothing" in change]
 
     monkeypatch.setattr(cluster_checks, "start_ray", lambda cluster: None)
     monkeypatch.setattr(cluster_checks, "_ask_all_nodes", ask)
@@ -64,6 +67,39 @@ def test_every_difference_of_every_node_is_told_at_once(asking, tmp_path: Path):
     assert lines[4].startswith("noise_schedule: no_such_module_of_mine cannot be imported on node b")
     assert lines[5].startswith(f"paths.store={tmp_path}: not shared with node b (No such file or directory): what this process writes there")
     assert lines[5].endswith("or leave those nodes out") and len(lines) == 6
+
+
+def test_a_silent_node_hides_nothing_of_the_others(asking, tmp_path: Path):
+    asking |= {"a": {"says nothing": True}, "b": {"versions": {"torch": "1.0"}}}
+    lines = told(tmp_path)
+    assert lines[0] == "cluster: node a: no answer" and len(lines) == 2
+    assert lines[1].startswith("cluster: node b: other versions than here: torch 1.0 (here 2.")
+
+
+def test_of_nodes_that_cannot_answer_each_is_told_beside_what_the_others_say(monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    nodes = [{"Alive": True, "NodeID": i * 8, "NodeManagerHostname": i, "NodeManagerAddress": "10.0.0.1"} for i in ("silent", "broken", "well")]
+
+    def get(task):
+        if task == "broken" * 8:
+            raise ray.exceptions.RayError("no such interpreter")
+        return {"node": task}
+
+    def task_of(look):
+        return SimpleNamespace(options=lambda **given: SimpleNamespace(remote=lambda probe, identity, *rest: identity))
+
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "remote", lambda **given: task_of)
+    monkeypatch.setattr(ray, "wait", lambda asked, **given: (asked[1:], asked[:1]))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr("ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy", lambda identity, soft: None)
+    answers, mistakes = cluster_checks._ask_all_nodes(None, ("probe", "more"))
+    assert answers == {"node well (10.0.0.1, wellwell)": {"node": "well" * 8}}
+    assert mistakes == [
+        "cluster: node silent (10.0.0.1, silentsi): no answer in 180 s; look at `ray status`, and take out or restart the node",
+        "cluster: node broken (10.0.0.1, brokenbr): cannot run work of this project (no such interpreter)",
+    ]
 
 
 def test_what_a_node_writes_must_arrive_here(asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
