@@ -152,7 +152,7 @@ TRACKING = TrackingConfig(experiment="e", wait_at_end=0)
 def hydra_config(sweep: Path) -> SimpleNamespace:
     given = SimpleNamespace(task=["noise_schedule=linear,reverse,random", "rounds.0.window=8,4", "experiment=ablate_noise"])
     hydra = SimpleNamespace(sweep=SimpleNamespace(dir=str(sweep)), overrides=given)
-    return SimpleNamespace(hydra=hydra, tracking=TRACKING)
+    return SimpleNamespace(hydra=hydra, tracking=TRACKING, paths=SimpleNamespace(tracking_uri=None))
 
 
 def test_it_is_attached_to_the_sweeps_mlflow_run(sweep: Path, tmp_path: Path):
