@@ -58,13 +58,16 @@ class Sections:
         if not dataclasses.is_dataclass(kind):
             return {key: self._child(node, key, f"{path}.{key}", None) for key in node}
         values = {f.name: self._child(node, f.name, f"{path}.{f.name}", kind) for f in dataclasses.fields(kind)}
+        if any(value is UNUSABLE for value in values.values()):
+            return UNUSABLE
         return self._sound(kind, values, path)
 
     def _child(self, node: Any, key: Any, path: str, kind: type | None) -> Any:
         try:
             child = node[key]
         except OmegaConfBaseException as error:
-            return self._refused(error, path, _default(kind, key) if kind else UNUSABLE)
+            default = _default(kind, key) if kind else UNUSABLE
+            return self._refused(error, path, UNUSABLE if default is dataclasses.MISSING else default)
         if isinstance(child, float) and math.isnan(child):  # no comparison of a section's own checks finds it
             self.mistakes.append(f"{path} must be a number, got nan")
             self._replaced.add(path)

@@ -70,6 +70,15 @@ class Forecast:
     basis: tuple[str, ...]
     cluster: ClusterConfig
 
+    @property
+    def scratch_gb(self) -> float:
+        """Of all trainings that may run at the same time: rounds follow each other, a baseline trains beside one of them."""
+        training = {name: e.scratch_gb for name, e in self.stages.items() if self.states[name] != "cached"}
+        if self.cluster.parallel_stages == 1:
+            return max(training.values(), default=0.0)
+        rounds = [gb for name, gb in training.items() if name.startswith("round")]
+        return max(rounds, default=0.0) + sum(gb for name, gb in training.items() if not name.startswith("round"))
+
 
 def forecast(config: PipelineConfig, planned: Sequence[PlannedStage], *, root: Path, manifests: Mapping[str, Any]) -> Forecast:
     """root: of the store, or of what of it is on this machine. manifests: of finished stages, by stage id."""
@@ -151,7 +160,7 @@ def shortfalls(forecast: Forecast, *, root: Path) -> Iterator[str]:
                 f"{name} needs about {e.memory.total:.0f} GB of a {device.name}'s {device.memory_gb:g}: more cluster.train_workers or "
                 "distill.activation_checkpointing=true for training, a smaller batch_size for the others"
             )
-    needs = sum(e.disk_gb or 0 for e in to_run.values()) + max((e.scratch_gb for e in to_run.values()), default=0)
+    needs = sum(e.disk_gb or 0 for e in to_run.values()) + forecast.scratch_gb
     free = shutil.disk_usage(root).free / 1e9
     if needs > free:
         yield f"paths.store={root}: the run needs about {needs:,.0f} GB there, {free:,.0f} are free; make room or choose another paths.store"

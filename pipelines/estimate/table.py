@@ -49,7 +49,7 @@ def _totals(planned: Sequence[PlannedStage], forecast: Forecast) -> list[str]:
     unknown = sum(e.seconds is None for e in to_run)
     hours = sum(e.seconds or 0 for e in to_run) / 3600
     gpu_hours = sum((e.seconds or 0) * e.gpus for e in to_run) / 3600
-    disk, scratch = sum(e.disk_gb or 0 for e in to_run), max(e.scratch_gb for e in to_run)
+    disk, scratch = sum(e.disk_gb or 0 for e in to_run), forecast.scratch_gb
     said = f"to run: {len(to_run)} stages, {_amount(hours)} hours one after another"
     said += f", {_amount(gpu_hours)} GPU-hours" if gpu_hours else ""
     said += f", {_amount(disk)} GB of disk, and {_amount(scratch)} more while it trains" if disk or scratch else ""

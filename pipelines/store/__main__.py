@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipelines.arguments import HELP, run_tool
+from pipelines.credentials import redacted
 from pipelines.store import Store, open_store
 from pipelines.store.inventory import age_of, age_text, aligned, size_of, size_text, table
 from tasks.stage import UserError
@@ -129,7 +130,7 @@ def _explain(argv: Sequence[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from pipelines.config import schema
-    from pipelines.errors import config_error
+    from pipelines.config.composing import composing_mistakes
     from pipelines.stages import build_graph
     from pipelines.store.explain import explain
 
@@ -140,13 +141,13 @@ def _explain(argv: Sequence[str]) -> int:
         paths = config.paths
         store = open_store(paths.store, work=Path(paths.work or Path(paths.outputs, "work")), read_only=True)
         print("\n".join(explain(argv[0], build_graph(config, identity_cache=store.root), store)))
+        return 0
     except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {config_error(error)}", file=sys.stderr)
-        return 2
+        mistakes = composing_mistakes(argv[1:], error)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        mistakes = str(error).splitlines()
+    print("\n".join(f"error: {redacted(mistake)}" for mistake in mistakes), file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def ui_address(tracking_uri: str) -> str | None:
     uri = runs.absolute(tracking_uri)
     if uri.startswith(("http://", "https://")):
         parts = urlsplit(uri)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return redacted(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
     return "http://127.0.0.1:5000" if uri.startswith(("sqlite:", "file:", "postgresql", "mysql")) else None
 
 

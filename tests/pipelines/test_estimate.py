@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,6 +142,8 @@ def test_the_paper_recipe_by_hand(paper):
     each = 400 / 64 * 28 * 0.6e-3 + 2 * QWEN_7B.multiplied * 4000 / (989e12 * 0.35)
     assert trajectories.seconds == pytest.approx(450_000 / 8 * each, rel=1e-6)
     assert found.stages["cllm/distill"].rows == 80_000  # as many tokens as both rounds
+    assert found.scratch_gb == 2 * distill.scratch_gb  # which trains beside the second
+    assert replace(found, cluster=replace(found.cluster, parallel_stages=1)).scratch_gb == distill.scratch_gb
     assert found.stages["round2/trajectories"].seconds < trajectories.seconds  # 16 states per token, a third of the forwards
 
 

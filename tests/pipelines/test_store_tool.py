@@ -227,6 +227,13 @@ def test_a_mistake_is_one_line(argv: list[str], message: str, tmp_path: Path, mo
     assert line.startswith(f"error: {message}")
 
 
+def test_explain_tells_all_mistakes_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "report", "experiment=smoke", "nosuch=1", "distill.epochs=0"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0] for line in lines] == ["error: nosuch: no such setting", "error: distill.epochs must be above 0, got 0.0"]
+
+
 def test_records_that_wait_for_mlflow_are_no_left_overs(store: Store):
     waiting = store.root / BACKLOG / "run.jsonl"
     waiting.parent.mkdir()
