@@ -66,12 +66,15 @@ def _figures(results: dict, stages: Stages) -> dict[str, go.Figure]:
         shares += [
             {"model": evaluation["model"], "position": k, "share": share} for k, share in enumerate(figures.acceptance_shares(forwards), start=1)
         ]
-    return {
+    found = {
         "tpf": figures.tpf_by_block_size(rows[rows["method"].isin(["ar", "jacobi"])]),
         "acceptance": figures.accepted_by_position(pd.DataFrame(shares).sort_values(["model", "position"])),
         "trajectory": figures.trajectory(part.block(0, 0, stages.token_text(last))),
         "packed": figures.packed_sequence(Packed.read(packed).tokens(0, stages.token_text(packed))),
     }
+    if "latency" in results:  # of a run with tune=true
+        found["latency"] = figures.latency(results["latency"]["curves"])
+    return found
 
 
 @contextmanager

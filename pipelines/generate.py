@@ -17,31 +17,37 @@ from jacobi_core.decoding.config import DecodingConfig, Method
 from pipelines.arguments import run_tool
 from pipelines.checkpoints import encode, encode_raw, load_model, load_tokenizer
 from pipelines.side_by_side import Columns, Run, decode
+from tasks.serving.settings import KNOBS, decoding_for
 from tasks.stage import UserError, check_dtype
 
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+UNTRAINED = {"method": "mr", "block_size": DecodingConfig.block_size, "ngram": True}
 AS_AR = {"method": Method.ar, "block_size": 1, "ngram": False, "drafts": 1, "auto": False}
 
 
 @dataclass
 class GenerateArguments:
-    """python -m pipelines.generate model=DIR prompt=TEXT: greedy decoding, one token at a time and in parallel, side by side."""
+    """python -m pipelines.generate model=DIR prompt=TEXT: greedy decoding, one token at a time and in parallel, side by side.
+
+    Settings of the decoder that are none are the checkpoint's own: as its search found fastest, else in blocks of the size it was trained for,
+    adaptively. A checkpoint that was not trained for this is decoded by mr in blocks of 64, with n-grams.
+    """
 
     model: Annotated[str, "checkpoint folder or hub id"]
     prompt: Annotated[str, "what the user says; - reads it from stdin"]
-    method: Annotated[Method, "jacobi, running_window, recycling, multi_block or mr; ar runs the baseline alone"] = Method.mr
-    block_size: Annotated[int, "tokens refreshed by one forward"] = DecodingConfig.block_size
+    method: Annotated[Method | None, "jacobi, running_window, recycling, multi_block or mr; ar runs the baseline alone"] = None
+    block_size: Annotated[int | None, "tokens refreshed by one forward"] = None
     max_new_tokens: Annotated[int, "cap on the answer"] = 256
-    max_blocks: Annotated[int, "blocks in flight (multi_block, mr)"] = DecodingConfig.max_blocks
-    spawn_ratio: Annotated[float, "share of the newest block to be right before the next one starts"] = DecodingConfig.spawn_ratio
-    verification_size: Annotated[int, "chains verified in one forward: drafts, recycled and copied candidates"] = DecodingConfig.verification_size
-    pool_size: Annotated[int, "rejected drafts kept for recycling"] = DecodingConfig.pool_size
-    ngram: Annotated[bool, "also draft what followed the last tokens where they occurred before"] = True
-    drafts: Annotated[int, "drafts refreshed side by side, the first being their consensus (not jacobi)"] = DecodingConfig.drafts
-    auto: Annotated[bool, "feed only as much as pays on this machine (not jacobi)"] = DecodingConfig.auto
+    max_blocks: Annotated[int | None, "blocks in flight (multi_block, mr)"] = None
+    spawn_ratio: Annotated[float | None, "share of the newest block to be right before the next one starts"] = None
+    verification_size: Annotated[int | None, "chains verified in one forward: drafts, recycled and copied candidates"] = None
+    pool_size: Annotated[int | None, "rejected drafts kept for recycling"] = None
+    ngram: Annotated[bool | None, "also draft what followed the last tokens where they occurred before"] = None
+    drafts: Annotated[int | None, "drafts refreshed side by side, the first being their consensus (not jacobi)"] = None
+    auto: Annotated[bool | None, "feed only as much as pays on this machine (not jacobi)"] = None
     temperature: Annotated[float, "0 is greedy; above, both decoders draw the same samples"] = DecodingConfig.temperature
     top_k: Annotated[int, "sampling: keep the k likeliest tokens; 0 keeps all"] = DecodingConfig.top_k
     top_p: Annotated[float, "sampling: keep the likeliest tokens that reach this probability together"] = DecodingConfig.top_p
@@ -56,8 +62,13 @@ class GenerateArguments:
         self.decoding()
 
     def decoding(self) -> DecodingConfig:
-        given = {f.name: getattr(self, f.name) for f in fields(DecodingConfig)}
-        return DecodingConfig(**given | (AS_AR if self.method is Method.ar else {}))
+        if self.method is Method.ar:
+            knobs = AS_AR
+        else:
+            given = {name: getattr(self, name) for name in KNOBS}
+            knobs = decoding_for(self.model, given | {"method": self.method and self.method.value}, untrained=UNTRAINED)
+        others = {f.name: getattr(self, f.name) for f in fields(DecodingConfig) if f.name not in KNOBS}
+        return DecodingConfig(**others, **knobs)
 
 
 def main(argv: list[str], *, console: Console | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import Annotated
 from jacobi_core.decoding.config import DecodingConfig, Method
 from pipelines.arguments import run_tool
 from tasks.cluster import start_ray, stop_local_ray
-from tasks.serving.settings import PLAIN, ServingSettings, decoding_of
+from tasks.serving.settings import PLAIN, ServingSettings, decoding_for
 from tasks.stage import ClusterConfig, UserError
 
 
@@ -75,14 +75,8 @@ class ServeArguments:
 
     def settings(self) -> ServingSettings:
         """Raises UserError for a decoding setting that does not fit, or a key file that cannot be read."""
-        knobs = {"method": self.method and self.method.value, "block_size": self.block_size, "ngram": self.ngram, "auto": self.auto}
-        given = {name: value for name, value in knobs.items() if value is not None}
-        carried = decoding_of(self.model)
-        if given.get("method") == "ar":
-            carried = dict(PLAIN)
-        elif carried == PLAIN and given.get("method"):
-            carried = {}
-        decoding = carried | given
+        given = {"method": self.method and self.method.value, "block_size": self.block_size, "ngram": self.ngram, "auto": self.auto}
+        decoding = decoding_for(self.model, given, untrained=PLAIN)
         try:
             DecodingConfig(**decoding)
             return ServingSettings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,19 @@ def decoding_of(folder: str) -> dict[str, Any]:
     if not found.get("block_size"):  # a base model: it has a history too, but was never trained on blocks
         return dict(PLAIN)
     return {"method": "running_window", "block_size": found["block_size"], "ngram": True, "auto": True}
+
+
+def decoding_for(folder: str, given: Mapping[str, Any], *, untrained: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs: what is given, over what the checkpoint asks for. Of a checkpoint that asks for another method only the block size counts.
+
+    given: None means as the checkpoint says. untrained: for one that was not trained for parallel decoding.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("method") == "ar":
+        return PLAIN | given
+    carried = decoding_of(folder)
+    if carried == PLAIN:
+        carried = dict(untrained)
+    if given.get("method", carried["method"]) != carried["method"]:
+        carried = {"block_size": carried["block_size"]} if carried["method"] != "ar" else {}
+    return carried | given

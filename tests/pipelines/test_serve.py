@@ -69,6 +69,7 @@ def test_a_checkpoint_says_how_it_is_decoded(tmp_path):
 
     assert served("method=ar") == PLAIN
     assert served("block_size=4", "auto=false") == {"method": "mr", "block_size": 4, "auto": False}
+    assert served("method=jacobi") == {"method": "jacobi", "block_size": 8}
     file.unlink()
     assert served() == PLAIN
     assert served("method=mr") == {"method": "mr"}

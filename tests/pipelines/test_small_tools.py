@@ -12,6 +12,7 @@ from typing import Annotated
 
 import pytest
 
+from jacobi_core.decoding.config import DecodingConfig
 from pipelines import doctor, generate
 from pipelines.arguments import parse, run_tool, usage
 from tasks.stage import UserError
@@ -153,6 +154,17 @@ def test_mistakes_of_generate(checkpoint, capsys, tmp_path, monkeypatch, argv, m
     argv = [a.replace("{checkpoint}", str(checkpoint)) for a in argv]
     argv += [] if any(a.startswith("prompt=") for a in argv) else ["prompt=add"]
     assert refused(generate, capsys, *argv).startswith(message)
+
+
+def test_generate_decodes_as_the_checkpoint_asks(tmp_path):
+    def decoding(*argv: str) -> DecodingConfig:
+        return parse([f"model={tmp_path}", "prompt=add", *argv], generate.GenerateArguments).decoding()
+
+    assert decoding() == DecodingConfig(method="mr", block_size=64, ngram=True, max_new_tokens=256)
+    (tmp_path / "jacobi_forcing.json").write_text('{"name": "round2", "block_size": 32}')
+    assert decoding("seed=5") == DecodingConfig(method="running_window", block_size=32, ngram=True, auto=True, max_new_tokens=256, seed=5)
+    assert decoding("method=jacobi", "max_new_tokens=9") == DecodingConfig(method="jacobi", block_size=32, max_new_tokens=9)
+    assert decoding("block_size=8", "auto=false").block_size == 8
 
 
 def test_weights_that_cannot_be_read_are_one_line(checkpoint, capsys, tmp_path):
