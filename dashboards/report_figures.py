@@ -64,8 +64,8 @@ def _speed(results: Record, evidence: Evidence) -> Iterator[Shown]:
         yield Shown(f"tpf_{benchmark}", f"Tokens per forward before and after each round, {benchmark}", about, figures.tpf_by_block_size(group))
         if group["accuracy"].notna().any():
             about = (
-                "Each point is one decoding setting (its block size, or AR) of one model; dotted: those that no other beats in both. "
-                f"Speed over {counts}; accuracy over {group['accuracy_prompts'].max():,} problems."
+                "Each point is one decoding setting (block size of Jacobi decoding, another method, or AR) of one model; dotted: those that no "
+                f"other beats in both. Speed over {counts}; accuracy over {group['accuracy_prompts'].max():,} problems."
             )
             yield Shown(f"speed_accuracy_{benchmark}", f"Speed and accuracy, {benchmark}", about, figures.speed_accuracy(group))
         else:

@@ -54,6 +54,11 @@ def test_speed_accuracy():
     assert "%" in titles(figure)[1] and "wall clock" in titles(figure)[0]
 
 
+def test_points_of_other_methods_are_named_by_them():
+    rows = pd.DataFrame([row(speedup=1.0), row(method="mr", speedup=3.0), row(method="mr (K=3)", speedup=2.0)])
+    assert sorted(speed_accuracy(rows).data[1].text) == ["16", "mr (K=3) 16", "mr 16"]
+
+
 def test_points_on_top_of_each_other_share_a_label():
     rows = pd.DataFrame([ar_row(), *(row(block_size=b, speedup=s) for b, s in ((16, 3.0), (32, 3.95), (64, 3.94)))])
     points = speed_accuracy(rows).data[1]

@@ -22,7 +22,7 @@ def speed_accuracy(rows: pd.DataFrame) -> go.Figure:
     reach = rows["speedup"].max() - rows["speedup"].min()
     for number, (model, group) in enumerate(rows.groupby("model", sort=False)):
         group = group.sort_values("block_size")
-        names = ["AR" if method == "ar" else str(block) for method, block in zip(group["method"], group["block_size"], strict=True)]
+        names = [_point(method, block) for method, block in zip(group["method"], group["block_size"], strict=True)]
         figure.add_scatter(
             x=group["speedup"],
             y=group["accuracy"],
@@ -32,11 +32,16 @@ def speed_accuracy(rows: pd.DataFrame) -> go.Figure:
             textposition="bottom center" if number % 2 else "top center",  # models of about the same accuracy are each other's neighbours
             customdata=names,
             marker=model_look(str(model))["marker"],
-            hovertemplate="block %{customdata}: %{x:.2f}x, %{y:.1f} %<extra>%{fullData.name}</extra>",
+            hovertemplate="%{customdata}: %{x:.2f}x, %{y:.1f} %<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title_text="speedup over greedy AR of the same model (x, wall clock)")
     _accuracy_axis(figure, rows["accuracy"].tolist())
     return finish(figure, "Each point is one decoding setting of one model: its block size, or AR. From results.json, rows of one benchmark.")
+
+
+def _point(method: str, block: int) -> str:
+    """Plain Jacobi decoding by its block size alone."""
+    return {"ar": "AR", "jacobi": str(block)}.get(method, f"{method} {block}")
 
 
 def _apart(names: list[str], places: list[float], *, room: float) -> list[str]:
