@@ -35,7 +35,7 @@ def finish_everything(folder: Path) -> int:
         with store.claim(graph.fingerprints[stage.id]):
             store.prepare(place, resume=False)
             if stage.kind == "report":
-                (place / "results.json").write_text(json.dumps({"rows": []}))
+                (place / "results.json").write_text(json.dumps({"rows": [], "final_model": str(place)}))
                 (place / "results.md").write_text("")
                 (place / "report.html").write_text("")
             manifest = Manifest(
