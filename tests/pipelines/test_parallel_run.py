@@ -70,16 +70,16 @@ def test_side_by_side_gives_the_files_of_one_after_another(tmp_path: Path):
     many = ended(start(tmp_path / "many", *PARALLEL), tmp_path / "many")
     assert len(outputs(tmp_path / "alone")) == 10  # prompts, base, trajectories; two of pack and export; three of answers
     assert outputs(tmp_path / "many") == outputs(tmp_path / "alone")
-    lines = re.findall(r"\[\d+/19\] (\S+): (running|done)", many)
+    lines = re.findall(r"\[\d+/20\] (\S+): (running|done)", many)
     began = {stage: position for position, (stage, state) in enumerate(lines) if state == "running"}
     finished = {stage: position for position, (stage, state) in enumerate(lines) if state == "done"}
-    assert began.keys() == finished.keys() and len(began) == 19
+    assert began.keys() == finished.keys() and len(began) == 20
     assert began["round1/trajectories"] < finished["base/answers"]
     assert began["cllm/pack"] < finished["round1/pack"] and began["round1/pack"] < finished["cllm/pack"]
     assert began["cllm/distill"] < finished["round1/distill"]  # their tokens are known as soon as they are packed
     for speed in (stage for stage in began if stage.endswith("/speed")):
         assert finished[speed] == began[speed] + 1, f"something began or ended while {speed} was timed"
-    assert re.search(r"\[8/19\] round1/distill: distill: \d+ steps", many)  # what a worker says keeps its stage's label
+    assert re.search(r"\[8/20\] round1/distill: distill: \d+ steps", many)  # what a worker says keeps its stage's label
     assert "running" in alone and "start-up" in alone
 
 
