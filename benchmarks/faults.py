@@ -10,8 +10,9 @@ driver    SIGKILL to the driver; started again at once
 tracking  SIGKILL to the MLflow server; back after 10 to 25 seconds
 disk      the store's disk (64 MB) is full for 20 seconds
 
-A driver that ends with an error is started again with the same command, as its user would, up to five times. Each round appends a line to
-DIR/rounds.jsonl and a benchmark started again goes on after the last one. Prints a list of {"name", "model", "value"}:
+A driver that ends with an error is started again with the same command, as its user would, up to five times, after 2, 4, 8, 16 and 32 seconds:
+one that meets the outage at its start refuses within seconds. Each round appends a line to DIR/rounds.jsonl and a benchmark started again goes
+on after the last one. Prints a list of {"name", "model", "value"}:
 
 rounds_equal_share    rounds whose every stage has rows, weights and results of the undisturbed run, and no other
 lost_rows, doubled_rows   trajectories
@@ -97,8 +98,7 @@ class Drill:
         driver = self._drive()
         while True:
             now = time.monotonic() - started
-            while self.due and self.due[0][0] <= now:
-                self._mend(self.due.pop(0)[1])
+            self._mend_due(now)
             if planned and planned[0][0] <= now and self._strike(planned[0][1], driver, planned[0][0], now):
                 planned.pop(0)
             code = driver.code()
@@ -110,6 +110,10 @@ class Drill:
                 break
             if code != -9:
                 self.found.errors.append(driver.last_words())
+                again = now + 2.0 ** len(self.found.errors)
+                while (now := time.monotonic() - started) < again:
+                    self._mend_due(now)
+                    time.sleep(0.2)
             driver = self._drive()
         driver.kill()
         self.found.faults += [{"kind": kind, "planned": round(moment, 1), "hit": "nothing: the run was over"} for moment, kind in planned]
@@ -174,6 +178,10 @@ class Drill:
         self.due.sort()
         self.found.faults.append({"kind": kind, "planned": round(planned, 1), "at": round(now, 1), "hit": hit})
         return True
+
+    def _mend_due(self, now: float) -> None:
+        while self.due and self.due[0][0] <= now:
+            self._mend(self.due.pop(0)[1])
 
     def _mend(self, kind: str) -> None:
         if kind == "node":
