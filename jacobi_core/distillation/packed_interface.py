@@ -67,6 +67,8 @@ def packed_attention(
         raise ValueError(
             f"{layer}: the plan is for a batch of {packed_plan.shape}, got {found} tokens and {key.shape[2]} keys; use_cache must be off"
         )
+    # under autocast only values are still narrow, queries and keys went through rotary positions in float32
+    value = value.to(query.dtype)
     return packed_plan.attend(module, query, key, value, scaling=scaling, dropout=dropout), None
 
 

@@ -84,7 +84,8 @@ class DistillConfig:
     weight_decay: float = 0.0  # of matrices; norms and biases have none
     max_grad_norm: float = 1.0
     seed: int = 0  # of the row order, of new adapters and of dropout
-    dtype: str = "float32"  # of the master weights; on a GPU compute is bfloat16
+    dtype: str = "float32"  # of the master weights
+    compute_dtype: str | None = None  # of matrix products: float32, bfloat16; none: bfloat16 on a GPU, the master weights' on a CPU
     activation_checkpointing: bool = field(default=False, metadata=NOT_HASHED)  # a third more compute, a fraction of the memory
     checkpoint_every: int = field(default=200, metadata=NOT_HASHED)  # steps; and after every probe
     log_every: int = 10  # steps
@@ -96,6 +97,8 @@ class DistillConfig:
         self.mask, self.attention = MaskVariant(self.mask), Backend(self.attention)
         self.lr_schedule, self.select = LrSchedule(self.lr_schedule), Select(self.select)
         check_dtype("dtype", self.dtype)
+        if self.compute_dtype not in (None, "float32", "bfloat16"):
+            raise ValueError(f"compute_dtype must be float32, bfloat16, or left empty, got {self.compute_dtype!r}")
         for name in ("batch_size", "accumulation", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -23,6 +23,7 @@ from tasks.distill.curves import Curves
 from tasks.distill.data import StepPlan
 from tasks.distill.optimizer import clip_gradients, make_optimizer
 from tasks.distill.prefetch import Prefetch
+from tasks.distill.sharding import products_in
 from tasks.packed_files import PackedRows
 from tasks.stage import UserError
 
@@ -147,7 +148,8 @@ class Trainer:
         for number, batch in enumerate(batches):
             torch.manual_seed(_seed(self.config.seed, self.step, self.rank * self.config.accumulation + number))
             labels = int((batch.labels != IGNORE).sum())
-            terms = self.loss(batch.to(self.device), consistency_weight=consistency_weight, ar_weight=ar_weight)
+            with products_in(self.config.compute_dtype, self.device):
+                terms = self.loss(batch.to(self.device), consistency_weight=consistency_weight, ar_weight=ar_weight)
             terms.loss.backward()
             self.curves.add(terms, labels)
         # 3. one optimizer step

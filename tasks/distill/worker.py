@@ -112,7 +112,8 @@ def make_trainer(job: DistillJob, rows: PackedRows, *, rank: int, workers: int) 
         loss = PackedLoss(model, window=rows.window, variant=config.mask, backend=config.attention, temperature=config.temperature)
     except ValueError as error:
         raise UserError(f"distill.attention={config.attention.value}: {error}") from error
-    return Trainer(shard(loss, workers=workers), rows, plan, config, rank=rank, workers=workers)
+    loss = shard(loss, workers=workers, compute_dtype=config.compute_dtype)
+    return Trainer(loss, rows, plan, config, rank=rank, workers=workers)
 
 
 def make_watch(job: DistillJob, trainer: Trainer) -> Watch:

@@ -71,6 +71,22 @@ def test_two_fsdp2_workers_train_and_export_what_one_process_does(packed, tmp_pa
         assert empty_model(tmp_path / name).config.tie_word_embeddings is tied
 
 
+def test_two_workers_multiply_in_bfloat16_as_one_does(packed, tmp_path):
+    """Their forwards are the same, their sums of gradients are not: equal to float32's precision on the first step's norm."""
+    config = changed(compute_dtype="bfloat16", dtype="float32", epochs=1)
+    model = {"dtype": torch.float32}
+    in_ranks(train_and_gather, packed, tmp_path, {"narrow": (config, model)}, workers=2)
+    alone, wide = (make_trainer(packed, changed(dtype="float32", epochs=1, compute_dtype=t), **model) for t in ("bfloat16", None))
+    for trainer in (alone, wide):
+        trainer.run(log=silent, save=silent)
+    first = torch.load(tmp_path / "narrow-2.pt", weights_only=True)["curves"][0]
+    expected, other = alone.curves.points[0], wide.curves.points[0]
+    for name in ("consistency", "ar"):
+        assert first[name] == pytest.approx(expected[name], rel=1e-4)
+        assert abs(first[name] - expected[name]) < 0.2 * abs(first[name] - other[name])
+    assert first["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-2)
+
+
 def train_a_part(rank: int, workers: int, packed: Path, folder: Path, start: int | None, stop: int, config: DistillConfig) -> None:
     trainer = make_trainer(packed, config, rank=rank, workers=workers, seed=1 if start is None else 9)
     if start is not None:

@@ -51,7 +51,8 @@ def make_trainer(path: Path, config: DistillConfig = SETTINGS, *, rank: int = 0,
     if config.lora.rank:
         inner = with_adapters(inner, config.lora, config.seed)
     loss = PackedLoss(inner, window=rows.window, variant=config.mask, temperature=config.temperature)
-    return Trainer(shard(loss, workers=workers), rows, StepPlan.make(config, rows.lengths), config, rank=rank, workers=workers)
+    loss = shard(loss, workers=workers, compute_dtype=config.compute_dtype)
+    return Trainer(loss, rows, StepPlan.make(config, rows.lengths), config, rank=rank, workers=workers)
 
 
 def silent(*_: Any) -> None:
