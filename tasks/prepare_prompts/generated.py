@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tasks.prepare_prompts.config import Draft, PreparePromptsConfig, Source
+from tasks.stage import UserError
 
 if TYPE_CHECKING:
     from tasks.problem_sets.problem import Problem, Question
@@ -18,8 +19,11 @@ def minicode_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
     long = config.source is Source.minicode_long
     for split, count in (("train", config.train), ("validation", config.validation), ("test", config.test)):
         if count:
-            for problem in minicode.generate(split=split, count=count, seed=config.seed, long=long):
-                yield _draft(problem, config.source.value, split)
+            try:
+                problems = minicode.generate(split=split, count=count, seed=config.seed, long=long)
+            except ValueError as error:
+                raise UserError(f"{config.section}.{split}: {error}") from error
+            yield from (_draft(problem, config.source.value, split) for problem in problems)
 
 
 def published_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:

@@ -132,7 +132,7 @@ def generate(*, split: str, count: int, seed: int, long: bool = False) -> list[P
         raise ValueError(f"split: {split!r} is none of {', '.join(SPLITS)}")
     specs = _problem_space(long)[split]
     if not 0 <= count <= len(specs):
-        raise ValueError(f"count: {count} minicode problems asked for, but the {split} split has {len(specs)}")
+        raise ValueError(f"{count} minicode problems asked for, but the {split} split has {len(specs)}")
     rng = random.Random(f"{split}/{seed}")
     write = minicode_long.write_problem if long else write_problem
     return [write(spec, rng) for spec in rng.sample(specs, count)]

@@ -197,6 +197,11 @@ def test_minicode_splits_share_no_problem_and_bring_their_tests(tmp_path):
             assert (prompt.meta["tests"], prompt.meta["solution"]) == (problem.tests, problem.solution)
 
 
+def test_more_generated_problems_than_there_are_name_the_setting(tmp_path):
+    with pytest.raises(UserError, match=r"data\.test: 99999 minicode problems asked for, but the test split has \d+"):
+        prepare(tmp_path / "out", PreparePromptsConfig(source="minicode", train=4, test=99999))
+
+
 def test_a_models_own_tokenizer_is_used(tmp_path, base_folder):
     file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": text} for text in AWKWARD])
     _, splits = prepare(tmp_path / "out", settings(file, tokenizer=str(base_folder)))
