@@ -1,4 +1,4 @@
-"""Benchmark problems as prompts: minicode, generated here with its splits, and published sets."""
+"""What is generated here, with its splits, and published benchmarks, as prompts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,34 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tasks.prepare_prompts.config import Draft, PreparePromptsConfig, Source
+from tasks.stage import UserError
 
 if TYPE_CHECKING:
     from tasks.problem_sets.problem import Problem, Question
 
 
-def minicode_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
+def generated_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
+    """Raises UserError naming the split's setting where fewer exist than are asked for."""
+    for split, count in (("train", config.train), ("validation", config.validation), ("test", config.test)):
+        if count:
+            try:
+                yield from _generated(config, split, count)
+            except ValueError as error:
+                setting = config.section if config.only_test else f"{config.section}.{split}={count}"
+                raise UserError(f"{setting}: {error}") from error
+
+
+def _generated(config: PreparePromptsConfig, split: str, count: int) -> list[Draft]:
+    name = config.source.value
+    if config.source is Source.everyday:
+        from tasks.problem_sets import everyday
+
+        found = everyday.generate(split=split, count=count, seed=config.seed)
+        return [Draft([{"role": "user", "content": one.prompt}], {"problem_set": name, "kind": one.kind}, split) for one in found]
     from tasks.problem_sets import minicode
 
     long = config.source is Source.minicode_long
-    for split, count in (("train", config.train), ("validation", config.validation), ("test", config.test)):
-        if count:
-            for problem in minicode.generate(split=split, count=count, seed=config.seed, long=long):
-                yield _draft(problem, config.source.value, split)
+    return [_draft(problem, name, split) for problem in minicode.generate(split=split, count=count, seed=config.seed, long=long)]
 
 
 def published_drafts(config: PreparePromptsConfig) -> Iterator[Draft]:
