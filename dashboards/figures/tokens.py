@@ -71,7 +71,7 @@ def tpf_by_tokens(points: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(title_text="TPF (tokens per forward)", rangemode="tozero")
     return finish(
         figure,
-        f"Greedy Jacobi decoding of the probe prompts while a distillation goes on. {fits_in_words(points)} From training.json of every distillation.",
+        f"Greedy Jacobi decoding of the probe prompts while distillations go on. {fits_in_words(points)} From training.json of every distillation.",
     )
 
 
