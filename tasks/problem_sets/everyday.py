@@ -10,6 +10,7 @@ sha256 of the item alone decides its split: about 85 % train, 5 % validation, 10
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -28,11 +29,12 @@ ASK_FUNCTION = (
     "I need a Python function called `{name}` with the arguments `{args}` that {does}.{end}",
     "Implement `{call}` in Python: a function that {does}.{end}",
 )
+# The empty object in a fence: asked for "JSON with the fields ...", SmolLM2-135M mostly nests objects until it is cut.
 ASK_FACTS = (
-    "Extract {fields} from this text and answer with JSON only:\n{note}",
-    'Read the note and return a JSON object with the fields {fields}.\n\nNote: "{note}"',
-    "Text: {note}\n\nGive the {fields} of this text as JSON.",
-    "Turn this into JSON with the keys {fields}: {note}",
+    "Text: {note}\n\nComplete this JSON with the values of the text:\n```json\n{form}\n```",
+    "Text: {note}\n\nFill in this JSON with the values from the text above:\n```json\n{form}\n```",
+    "{note}\n\nComplete this JSON with the values of this text:\n```json\n{form}\n```",
+    "{note}\n\nExtract the values from this text. Complete this JSON:\n```json\n{form}\n```",
 )
 ENDS = ("", "", " Only give the code.", " Keep it short.", " No explanation, please.")
 
@@ -146,10 +148,9 @@ def _facts(rng: random.Random) -> tuple[str, str]:
     about = rng.choice(list(pieces.NOTES))
     template = rng.choice(pieces.NOTES[about])
     told = [name for name in facts if f"{{{name}}}" in template]
-    asked = rng.sample(told, rng.randint(3, len(told)))
-    fields = ", ".join(asked[:-1]) + f" and {asked[-1]}"
+    form = json.dumps(dict.fromkeys(rng.sample(told, rng.randint(3, min(4, len(told)))), ""))
     item = f"{about}: " + ", ".join(facts[name] for name in told)
-    return item, rng.choice(ASK_FACTS).format(fields=fields, note=template.format(**facts))
+    return item, rng.choice(ASK_FACTS).format(form=form, note=template.format(**facts))
 
 
 KINDS: dict[str, Callable[[random.Random], tuple[str, str]]] = {"function": _function, "edit": _edit, "extraction": _facts}
