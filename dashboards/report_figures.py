@@ -141,6 +141,16 @@ def _training(evidence: Evidence) -> Iterator[Shown]:
         "started from. From training.json."
     )
     yield Shown("probes", "Probes", note, figures.probe_curves(pd.DataFrame(evidence.probes)))
+    yield _bought(figures.probes_by_tokens(pd.DataFrame(evidence.probes), pd.DataFrame(evidence.curves)))
+
+
+def _bought(points: pd.DataFrame) -> Shown:
+    name, title = "tpf_by_tokens", "Tokens per forward against training tokens"
+    if points.empty:
+        return Shown(name, title, "No model was probed after its first step.")
+    fits = figures.fits_in_words(points)
+    note = f"The same probes against the packed tokens that each distillation had trained on by then, and least-squares lines. {fits}"
+    return Shown(name, title, note, figures.tpf_by_tokens(points))
 
 
 def _trajectories(evidence: Evidence) -> Iterator[Shown]:

@@ -32,6 +32,7 @@ DATA = {  # by the prompts' `problem_set`
     "open_thoughts": Data("OpenThoughts2-1M", "Open Thoughts", "Apache-2.0", "open-thoughts/OpenThoughts2-1M", "its questions, of chosen sources"),
     "human_eval": Data("HumanEval", "OpenAI (Chen et al. 2021)", "MIT", "openai/openai_humaneval", "its problems: do not evaluate on those it saw"),
     "minicode": Data("minicode", "jacobi-forcing", "Apache-2.0", None, "generated problems"),
+    "everyday": Data("everyday", "jacobi-forcing", "Apache-2.0", None, "generated requests: small functions, edits, facts as JSON"),
     "minicode_long": Data("minicode_long", "jacobi-forcing", "Apache-2.0", None, "generated problems"),
 }
 

@@ -10,6 +10,7 @@ from dashboards.figures.machine import latency
 from dashboards.figures.packed import attention_mask, packed_sequence
 from dashboards.figures.results import accuracy_under_parallelism, runs_pareto, speed_accuracy, tpf_by_block_size
 from dashboards.figures.style import caption, described
+from dashboards.figures.tokens import fits_in_words, probes_by_tokens, tpf_by_tokens
 from dashboards.figures.training import probe_curves, training_curves
 from dashboards.figures.trajectory import trajectory
 
@@ -21,12 +22,15 @@ __all__ = [
     "attention_mask",
     "caption",
     "described",
+    "fits_in_words",
     "latency",
     "packed_sequence",
     "probe_curves",
+    "probes_by_tokens",
     "runs_pareto",
     "speed_accuracy",
     "tpf_by_block_size",
+    "tpf_by_tokens",
     "training_curves",
     "trajectory",
 ]

@@ -21,7 +21,7 @@ from tasks.cluster import in_working_dir, worker_mistakes
 from tasks.distill.data import check_divides
 from tasks.generate_trajectories.config import Collect
 from tasks.pack_sequences import TooLong
-from tasks.prepare_prompts.config import CODE, GENERATED, SPLITS, PreparePromptsConfig, Source
+from tasks.prepare_prompts.config import CODE, GENERATED, MINICODE, SPLITS, PreparePromptsConfig, Source
 from tasks.stage import UserError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _evaluated(config: PipelineConfig) -> Iterator[tuple[str, Source]]:
 
 def base_model(config: PipelineConfig) -> Iterator[str]:
     if config.model.path is None:
-        if config.data.source not in GENERATED:
+        if config.data.source not in MINICODE:
             yield "model.path is missing: only data.source=minicode can pretrain its own base; name a folder, hub id or GGUF file"
         return
     try:

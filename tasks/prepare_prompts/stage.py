@@ -14,7 +14,7 @@ from tasks import artifacts
 from tasks.artifacts import Prompt, prompt_id
 from tasks.prepare_prompts.arrange import ArrangedDrafts, GivenDrafts
 from tasks.prepare_prompts.config import GENERATED, PUBLISHED, SPLITS, Draft, PreparePromptsConfig, Source, TooLong
-from tasks.prepare_prompts.generated import minicode_drafts, published_drafts
+from tasks.prepare_prompts.generated import generated_drafts, published_drafts
 from tasks.prepare_prompts.open_code_instruct import open_code_instruct_drafts
 from tasks.prepare_prompts.open_thoughts import open_thoughts_drafts
 from tasks.prepare_prompts.plain import plain_drafts
@@ -63,7 +63,7 @@ def run(config: PreparePromptsConfig, inputs: Mapping[str, Path], output: Path, 
 
 def _read(config: PreparePromptsConfig, dropped: Counter[str]) -> Iterator[Draft]:
     if config.source in GENERATED:
-        return minicode_drafts(config)
+        return generated_drafts(config)
     if config.source in PUBLISHED:
         return published_drafts(config)
     part = HubPart(config.subset, config.source_split, config.revision)

@@ -167,6 +167,7 @@ def test_every_figure_is_drawn_and_described(browser: webdriver.Chrome, made: Ma
         "Tokens per forward": figures.tpf_by_block_size(ROWS),
         "Losses": figures.training_curves(CURVES),
         "Probes": figures.probe_curves(PROBES),
+        "Tokens per forward by tokens": figures.tpf_by_tokens(figures.probes_by_tokens(PROBES, CURVES)),
         "Latency": figures.latency(curves(knee=2.5)),
         "Acceptance by position": figures.accepted_by_position(shares),
         "Accepted along an answer": figures.accepted_along(along),

@@ -31,7 +31,7 @@ from tests.results import ar_row, row
 
 LOADED = {"src", "srcset", "data", "poster", "xlink:href"}  # attributes that a browser follows by itself
 EVERY = {"tpf_minicode", "speed_accuracy_minicode", "accepted_minicode", "parallelism_minicode", "accepted_along"}
-EVERY |= {"losses", "probes", "trajectory_round1", "packed", "mask", "latency"}
+EVERY |= {"losses", "probes", "tpf_by_tokens", "trajectory_round1", "packed", "mask", "latency"}
 
 
 class Page(HTMLParser):

@@ -198,7 +198,7 @@ def test_minicode_splits_share_no_problem_and_bring_their_tests(tmp_path):
 
 
 def test_more_generated_problems_than_there_are_name_the_setting(tmp_path):
-    with pytest.raises(UserError, match=r"data\.test: 99999 minicode problems asked for, but the test split has \d+"):
+    with pytest.raises(UserError, match=r"data\.test=99999: 99999 minicode problems asked for, but the test split has \d+"):
         prepare(tmp_path / "out", PreparePromptsConfig(source="minicode", train=4, test=99999))
 
 
