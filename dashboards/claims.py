@@ -277,14 +277,14 @@ _TEXTS = {  # letter -> title, what the paper says, the criterion
     "g": (
         "Two blocks in flight are enough",
         "K = 2 is the best of the paper's search; more blocks add nothing.",
-        f"TPF of `mr` with K blocks, last round. Confirmed: K=2 brings at least {SATURATED:.0%} of what the largest K brings over K=1, and that is more "
-        f"than {LEAST_GAIN:.0%}, in every run. Opposite: less than {UNSATURATED:.0%} of it in every run. No gain at all is not seen.",
+        f"TPF of `mr` with K blocks, last round. Confirmed: K=2 brings at least {SATURATED:.0%} of what the largest K brings over K=1, and that is "
+        f"more than {LEAST_GAIN:.0%}, in every run. Opposite: less than {UNSATURATED:.0%} of it in every run. No gain at all is not seen.",
     ),
     "h": (
         "Recycling and a second block (MR) add TPF",
         f"{_paper(lambda m: m['Jacobi Forcing (MR)'][0] / m['Jacobi Forcing'][0])} times the TPF without.",
-        f"TPF of `mr` over `jacobi`'s at block {MR_BLOCK} (else at the largest common block), last round. Confirmed: at least {MR_ADDS:.2f} in every run. "
-        f"Opposite: below {MR_COSTS:.2f} in every run.",
+        f"TPF of `mr` over `jacobi`'s at block {MR_BLOCK} (else at the largest common block), last round. Confirmed: at least {MR_ADDS:.2f} in every "
+        f"run. Opposite: below {MR_COSTS:.2f} in every run.",
     ),
     "i": (
         "Decoding is lossless",

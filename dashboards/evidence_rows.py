@@ -19,7 +19,21 @@ import pandas as pd
 Run = Mapping[str, Any]
 
 _SETTING = ("model", "benchmark", "method", "block_size", "batch_size")
-COLUMNS = ("run", "group", *_SETTING, "tpf", "tps", "speedup", "accuracy", "accuracy_prompts", "train_tokens", "minutes", "equals_ar", "ties", "defects")
+COLUMNS = (
+    "run",
+    "group",
+    *_SETTING,
+    "tpf",
+    "tps",
+    "speedup",
+    "accuracy",
+    "accuracy_prompts",
+    "train_tokens",
+    "minutes",
+    "equals_ar",
+    "ties",
+    "defects",
+)
 
 
 def run_rows(runs: Mapping[str, Run]) -> pd.DataFrame:

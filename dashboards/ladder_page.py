@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 
 from dashboards import figures
-from dashboards.evidence_rows import Run, group_name
+from dashboards.evidence_rows import Run
 from dashboards.paper_table import title
-from dashboards.sweep import last_model
 from dashboards.table import LEGEND, Columns, markdown_table, small_sample_notes, timed_on, told
 from dashboards.verdicts import spread
 
@@ -57,7 +56,11 @@ def _trained(row: Mapping[str, Any], key: str, scale: float, spec: str) -> str:
 
 def ladder_markdown(rows: pd.DataFrame, runs: Mapping[str, Run], sweeps: Mapping[str, Mapping[str, Any]], pictures: Mapping[str, str]) -> str:
     """rows: of `run_rows`. pictures: group -> file of its figure."""
-    parts = ["# Runs", "What they say about the paper's claims: [claims](claims.md).", f"{LEGEND} {_SPREAD} Tokens and minutes: of all distillation since the base."]
+    parts = [
+        "# Runs",
+        "What they say about the paper's claims: [claims](claims.md).",
+        f"{LEGEND} {_SPREAD} Tokens and minutes: of all distillation since the base.",
+    ]
     for group, of_group in rows[rows["batch_size"] == 1].groupby("group", sort=False) if len(rows) else ():
         members = {name: run for name, run in runs.items() if name in set(of_group["run"])}
         parts += [f"## {group}", *_group(str(group), of_group, members, pictures)]
@@ -97,14 +100,15 @@ def _share(k: int) -> Any:
 
 def _commands(runs: Mapping[str, Run], sweeps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     made = [_made(name, run) for name, run in runs.items()]
-    made += [{"name": name, "command": command(sweep["made"])} | dict.fromkeys(("seed", "parameters", "git_sha", "torch", "transformers")) for name, sweep in sweeps.items()]
+    of_sweep = dict.fromkeys(("seed", "parameters", "transformers"))
+    made += [{"name": name, "command": command(sweep["made"])} | sweep["made"] | of_sweep for name, sweep in sweeps.items()]
     yield markdown_table(made, told(made, _MADE))
 
 
 def _made(name: str, run: Run) -> dict[str, Any]:
-    torch = dict.fromkeys(entry["machine"]["torch"] for entry in run["timed_on"])
+    torch = dict.fromkeys(str(entry["machine"]["torch"]) for entry in run["timed_on"])
     versions = {"torch": ", ".join(torch), "transformers": run.get("versions", {}).get("transformers")}
-    return {"name": name, "git_sha": run["git_sha"], "command": command(run["made"])} | versions | {key: run["made"][key] for key in ("seed", "parameters")}
+    return {"name": name, "git_sha": run["git_sha"], "command": command(run["made"])} | versions | run["made"]
 
 
 def command(made: Mapping[str, Any]) -> str | None:
@@ -115,7 +119,7 @@ def command(made: Mapping[str, Any]) -> str | None:
 
 
 def drawn_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Group -> rows as `figures.tpf_by_block_size` takes them: plain Jacobi decoding, mean over runs and, of several, the range. Not the groups without."""
+    """Group -> rows as `figures.tpf_by_block_size` takes them: plain Jacobi decoding, mean over runs and, of several, the range."""
     shown = rows[(rows["batch_size"] == 1) & (rows["method"] == "jacobi")]
     found = {}
     for group, of_group in shown.groupby("group", sort=False):

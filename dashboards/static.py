@@ -31,7 +31,8 @@ def svg(figure: go.Figure) -> str:
         for shape in figure.layout.shapes:
             axes.axhline(shape.y0, color=shape.line.color, linewidth=shape.line.width, linestyle=DASHES[shape.line.dash])
         for note in figure.layout.annotations:
-            axes.annotate(note.text, (1.0, note.y), xycoords=("axes fraction", "data"), ha="right", va="top", fontsize=8, color="#5f5f5f")
+            below = {"xytext": (0, -8), "textcoords": "offset points", "ha": "right", "va": "top"}
+            axes.annotate(note.text, (1.0, note.y), xycoords=("axes fraction", "data"), fontsize=8, color="#5f5f5f", **below)
         _axes(axes, figure.layout)
         axes.legend(title=figure.layout.legend.title.text, frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
         text = io.StringIO()

@@ -1,4 +1,4 @@
-"""`python -m pipelines.evidence runs=DIR,... sweeps=DIR,... output=docs/results`: what finished runs say about the paper's claims, as files to commit.
+"""`python -m pipelines.evidence runs=DIR,... sweeps=DIR,... output=DIR`: what finished runs say about the paper's claims, as files to commit.
 
 Writes `claims.md`, `index.md` with a figure per group of runs, and under `data/` a copy of every input, from which the same pages come out again.
 Computes nothing but means and ranges; exit code 2 for a mistake in the arguments or in what they name.

@@ -1,7 +1,7 @@
 """A finished run or sweep as it can be committed: its numbers and settings, with nothing of the machine's places, names or of any text decoded.
 
-Takes only keys that are named here. What `results.json` does not hold is read from `job.json` beside it and, where the run's store is still there, from
-its stages; it goes under `made`. A copy read again is the same copy.
+Takes only keys that are named here. What `results.json` does not hold is read from `job.json` beside it and, where the run's store is still there,
+from its stages; it goes under `made`. A copy read again is the same copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW_OTHERS = (
     "benchmark_version", "prompts", "tokens", "forwards", "seconds", "accuracy", "accuracy_prompts", "unjudged", "stop_reasons", "degenerate",
     "sound_tpf", "speedup_transformers", "speedup_prompt_lookup",
 )
-MACHINE = ("cpu", "cores", "memory_gb", "gpus", "torch", "torch_threads", "device")
+MACHINE = ("cpu", "cores", "torch", "torch_threads", "device")
 DIFFERENCE = ("model", "benchmark", "problem_id", "method", "block_size", "batch_size", "first_index", "margin", "kind")
 SWEEP_ROW = (
     "number", "settings", "trained_model", "benchmark", "tpf", "tpf_interval", "timed_prompts", "speedup", "accuracy", "accuracy_prompts",
@@ -52,11 +52,11 @@ def run_copy(path: Path) -> dict[str, Any]:
             {
                 "schema_version": 1,
                 "experiment": str(found["experiment"]),
-                "git_sha": found.get("git_sha"),
-                "timed_on": [{"models": entry["models"], "machine": _only(entry["machine"], MACHINE)} for entry in found.get("timed_on", ())],
+                "git_sha": str(found["git_sha"]) if found.get("git_sha") else None,
+                "timed_on": [_timed(entry) for entry in found.get("timed_on", ())],
                 "versions": dict(found.get("versions", {})),
                 "rows": [_only(row, (*ROW_NAMES, *ROW_COUNTS, *ROW_OTHERS)) for row in found["rows"]],
-                "differences": [_only(entry, DIFFERENCE) for entry in found.get("differences", ())],
+                "differences": [_flat(entry, DIFFERENCE) for entry in found.get("differences", ())],
                 "made": found.get("made") or _made(path.parent / JOB, found["rows"]),
             }
         )
@@ -68,15 +68,17 @@ def sweep_copy(path: Path) -> dict[str, Any]:
     if not (isinstance(found, dict) and isinstance(found.get("rows"), list) and "paper" in found):
         raise UserError(f"sweeps={path}: is no sweep.json")
     if found["paper"] not in ("table4", "table5"):
-        raise UserError(f"sweeps={path}: is no sweep of the paper's Table 4 or 5 (experiment=ablate_noise, experiment=ablate_mask); give its jobs as runs=")
+        raise UserError(
+            f"sweeps={path}: is no sweep of the paper's Table 4 or 5 (experiment=ablate_noise, experiment=ablate_mask); give its jobs as runs="
+        )
     with _named(f"sweeps={path}"):
         rows = [_only(row, SWEEP_ROW) | {"error": "no results" if row["error"] else None} for row in found["rows"]]
-        lacking = [key for row in rows for key in SWEEP_NEEDED if key not in row]
+        lacking = [key for row in rows or [{}] for key in SWEEP_NEEDED if key not in row]
         if lacking or not all(_is_number(tpf) for row in rows for tpf in row["tpf"].values()):
             raise ValueError(f"a row lacks {(lacking or ['a number in tpf'])[0]}")
-        beside = path.parent / COMMAND
-        command = read_json(beside) if beside.exists() else {"overrides": None, "swept": []}
-        made = found.get("made") or {"overrides": _settings(command["overrides"]), "swept": bool(command["swept"])}
+        for row in rows:
+            _flat(row, ("benchmark",))
+        made = found.get("made") or _sweep_made(path.parent)
         return _plain({"schema_version": 1, "paper": found["paper"], "shared": _settings(found["shared"]), "rows": rows, "made": made})
 
 
@@ -133,6 +135,14 @@ def _made(job: Path, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _sweep_made(folder: Path) -> dict[str, Any]:
+    """How a sweep was called and, of its first job with results, by what."""
+    command = read_json(folder / COMMAND) if (folder / COMMAND).exists() else {"overrides": None, "swept": []}
+    job = next((run_copy(file) for file in sorted(folder.glob("*/results.json"))), {"git_sha": None, "timed_on": []})
+    torch = ", ".join(dict.fromkeys(str(entry["machine"]["torch"]) for entry in job["timed_on"]))
+    return {"overrides": _settings(command["overrides"]), "swept": bool(command["swept"]), "git_sha": job["git_sha"], "torch": torch or None}
+
+
 def _accepted(stages: Mapping[str, Path], model: str | None) -> dict[str, dict[str, dict[str, int]]]:
     """By benchmark and setting: committed tokens per forward -> forwards."""
     found = {}
@@ -140,7 +150,7 @@ def _accepted(stages: Mapping[str, Path], model: str | None) -> dict[str, dict[s
         file = folder / "evaluation.json"
         if stage.startswith(f"{model}/evaluate") and file.is_file():
             evaluation = read_json(file)
-            found[evaluation["benchmark"]] = {name: counts for name, counts in evaluation["accepted_lengths"].items() if _OWN.fullmatch(name)}
+            found[evaluation["benchmark"]] = {name: counts for name, counts in evaluation.get("accepted_lengths", {}).items() if _OWN.fullmatch(name)}
     return found
 
 
@@ -150,6 +160,18 @@ def _settings(overrides: list[str] | None) -> list[str] | None:
 
 def _only(entry: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: entry[key] for key in keys if key in entry}
+
+
+def _flat(entry: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """All of these keys. Raises ValueError where one is more than a number or a text."""
+    if nested := [key for key in keys if isinstance(entry[key], (list, dict))]:
+        raise ValueError(f"{nested[0]} is no number or text")
+    return {key: entry[key] for key in keys}
+
+
+def _timed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    machine = entry["machine"]
+    return {"models": [str(model) for model in entry["models"]], "machine": _flat(machine, MACHINE) | {"gpus": [str(gpu) for gpu in machine["gpus"]]}}
 
 
 def _plain(value: Any) -> Any:
