@@ -1,5 +1,7 @@
 """The figures show the given numbers, name their axes with units, and can be told apart without colour."""
 
+from xml.etree import ElementTree
+
 import pandas as pd
 import pytest
 
@@ -16,6 +18,7 @@ from dashboards.figures import (
     training_curves,
 )
 from dashboards.figures.results import pareto_front
+from dashboards.static import svg
 from dashboards.sweep_figures import comparison, noise_histograms
 from tests.results import ar_row, row, trained_row
 
@@ -76,6 +79,24 @@ def test_tpf_by_block_size():
     assert list(lines["round1"].x) == [16, 32, 64] and list(lines["round1"].y) == [4.0, 4.5, 5.0]
     assert list(figure.layout.xaxis.tickvals) == [16, 32, 64]
     assert "tokens per forward" in titles(figure)[1]
+
+
+def test_tpf_of_several_runs_shows_their_range():
+    rows = ROWS[ROWS["method"] != "ar"]
+    figure = tpf_by_block_size(rows.assign(tpf_low=rows["tpf"] - 0.5, tpf_high=rows["tpf"] + 0.25))
+    assert all(set(trace.error_y.array) == {0.25} and set(trace.error_y.arrayminus) == {0.5} for trace in figure.data)
+    assert all(trace.error_y.array is None for trace in tpf_by_block_size(rows).data)
+
+
+def test_a_static_figure_is_well_formed_text_and_always_the_same():
+    rows = pd.concat([ROWS, pd.DataFrame([row(model=name, block_size=32, tpf=2.5) for name in ("round2", "round3", "round4", "CLLM*")])])
+    figure = tpf_by_block_size(rows.assign(tpf_low=rows["tpf"] - 0.5, tpf_high=rows["tpf"] + 0.5))
+    text = svg(figure)
+    root = ElementTree.fromstring(text)
+    words = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert words >= {"base", "round1", "CLLM*", "16", "32", "64", "greedy AR", *titles(figure)}
+    assert svg(figure) == text and svg(tpf_by_block_size(rows)) != text
+    assert "<script" not in text and "<image" not in text
 
 
 def test_tpf_tells_methods_apart():

@@ -59,7 +59,8 @@ def tpf_by_block_size(rows: pd.DataFrame) -> go.Figure:
     """Tokens per forward against the decoding block size, one line per model (and method, where there are several).
 
     Args:
-        rows: result rows of one benchmark (columns `model, method, block_size, tpf`); greedy AR is the dotted line at 1.
+        rows: result rows of one benchmark (columns `model, method, block_size, tpf`); greedy AR is the dotted line at 1. Where there are columns
+            `tpf_low, tpf_high`, the range of several runs, `tpf` is their mean and the range is drawn.
     """
     blocks = rows[rows["method"] != "ar"]
     methods = blocks["method"].unique().tolist()
@@ -68,6 +69,9 @@ def tpf_by_block_size(rows: pd.DataFrame) -> go.Figure:
         group = group.sort_values("block_size")
         name = f"{model}, {method}" if len(methods) > 1 else model
         style = model_look(model, methods.index(method))
+        if "tpf_low" in group:
+            above, below = group["tpf_high"] - group["tpf"], group["tpf"] - group["tpf_low"]
+            style["error_y"] = {"array": above, "arrayminus": below, "thickness": 1, "width": 4}
         figure.add_scatter(x=group["block_size"], y=group["tpf"], name=name, mode="lines+markers", **style)
     figure.add_hline(y=1, line={"color": "#888888", "width": 1, "dash": "dot"}, annotation_text="greedy AR", annotation_position="bottom right")
     sizes = sorted(blocks["block_size"].unique().tolist())

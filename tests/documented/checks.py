@@ -28,6 +28,7 @@ PIPELINES = ("pipelines.full_run", "pipelines.run_stage")
 TOOLS = {  # module, and its command where it has some -> the dataclass of its settings
     "pipelines.generate": "GenerateArguments",
     "pipelines.doctor": "DoctorArguments",
+    "pipelines.evidence": "EvidenceArguments",
     "pipelines.inspect": "InspectArguments",
     "pipelines.serve": "ServeArguments",
     "pipelines.tracking.__main__": "Arguments",
