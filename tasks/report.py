@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from dashboards.report_figures import Evidence, Shown
 
 SCHEMA_VERSION = 1
+VERSIONS = ("torch", "transformers", "ray")  # where the report is made
 MASK_TOKENS, MASK_PROMPT = 256, 24  # drawn of a mask, at most: all, and of the prompt before the first block
 _DRAFTED_ALONE = re.compile(r"[^@]+@\d+")  # "method@block_sizexBATCH" are batches
 FIGURES = "figures"  # folder of the figures of the page, each as Plotly's JSON
@@ -82,6 +84,7 @@ def run(config: ReportConfig, inputs: Mapping[str, Path], output: Path, context:
         "experiment": config.experiment,
         "git_sha": git_sha(),
         "hardware": machine(),
+        "versions": {name: version(name) for name in VERSIONS},
         "timed_on": _timed_on(evaluations.values()),
         "final_model": str(inputs["export/final"].resolve()),
         "rows": rows,

@@ -79,7 +79,7 @@ def test_pages_and_copies(reported, swept, tmp_path, capsys):
     assert "| Jacobi Forcing, round 1 | 16 | 1 | 4.00 | 200.0 | 2.40 | 90.0 | 1.50 | 1.5 |" in index
     assert "| jacobi@16 | 75 % | 75 % | 50 % | 50 % |" in index
     assert "`python -m pipelines.full_run experiment=tiny model.path=.../qwen rounds.0.epochs=2`" in index
-    assert "| - | - | 0123456789ab | - | `python -m pipelines.full_run -m experiment=ablate seed=1` |" in index
+    assert "| - | - | 0123456789ab | - | - | `python -m pipelines.full_run -m experiment=ablate seed=1` |" in index
     assert "| 3 | 3,626,240 |" in index and "2.13.0+cpu" in index
     assert "tiny (3.6M), minicode: TPF 1.000" in found["claims.md"] and "points +0.0; base % 95.0" in found["claims.md"]
 

@@ -14,7 +14,7 @@ from tasks.report import ReportConfig, render_table, run
 from tasks.stage import StageContext, UserError
 from tests.results import MACHINE, ar_row, row, trained_row, write_evaluation, write_training
 
-CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "timed_on", "final_model", "rows", "differences", "parallelism"}
+CONTRACT = {"schema_version", "experiment", "git_sha", "hardware", "versions", "timed_on", "final_model", "rows", "differences", "parallelism"}
 HOSTILE = "print('<script>alert(1)</script>')"
 TIE = {"problem_id": "minicode/3", "method": "jacobi", "block_size": 16, "batch_size": 4, "first_index": 12, "margin": 2e-6, "kind": "tie"}
 
