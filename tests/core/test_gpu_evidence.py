@@ -20,7 +20,7 @@ METHODS = ("ar_eager", "ar_graphs", "jacobi", "running_window", "mr")
 def finished(tmp_path_factory) -> tuple[int, dict]:
     """Exit code, and the values by name."""
     file = tmp_path_factory.mktemp("evidence") / "evidence.json"
-    code = evidence.main(["--device", "cpu", "--tiny", "--minutes", "3", "--json", str(file)])
+    code = evidence.main(["--device", "cpu", "--tiny", "--minutes", "10", "--json", str(file)])
     rows = json.loads(file.read_text())
     assert all(list(row) == ["name", "model", "value"] and row["model"] == "qwen2-tiny" for row in rows)
     assert len({row["name"] for row in rows}) == len(rows)
@@ -75,6 +75,25 @@ def test_a_failed_part_is_told_and_the_next_one_runs(monkeypatch, tmp_path, caps
     assert [value for name, value in rows if name == "failed"] == ["one: ValueError: two lines", "two: TimeoutError: not finished after 1 s"]
     assert ("half", 1) in rows and ("last", 2) in rows
     assert "2 of 3 parts failed" in capsys.readouterr().out
+
+
+def test_the_tests_end_with_their_time(monkeypatch):
+    monkeypatch.setattr(evidence, "GRACE", 0)
+    recorded = {}
+    with pytest.raises(AssertionError, match="pytest ended with"):
+        evidence.tests(subject(TINY, evidence.torch.device("cpu"), None), recorded.__setitem__, time.monotonic())
+    assert recorded["tests_passed"] == 0 and 1 < recorded["tests_seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "t.py::a[1 b] PASSED  [ 20%]\nt.py::b PASSED\nt.py::c FAILED\nt.py::d SKIPPED (why)\nt.py::e ",
+        "[gw0] [ 20%] PASSED t.py::a[1 b] \n[gw1] [  9%] PASSED t.py::b \nt.py::c \n[gw0] [100%] FAILED t.py::c \n[gw1] [ 80%] SKIPPED t.py::d ",
+    ],
+)
+def test_what_was_told_before_the_end_is_counted(told):
+    assert evidence.outcomes(told) == {"passed": 2, "failed": 1, "skipped": 1, "error": 0}
 
 
 def test_a_difference_in_float32_is_a_failure(monkeypatch):

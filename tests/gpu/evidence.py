@@ -32,10 +32,11 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,35 +55,42 @@ from tests.gpu.evidence_training import FULL, TINY, Record, Sizes, Subject, dist
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = 999_999_999  # seed of the prompts that are decoded
 GRACE = 10  # seconds after its time in which a part may end by itself
+PYTEST = ["-m", "pytest", "-v", "-rN", "--tb=short", "-p", "no:cacheprovider", "-m", "not slow"]
 TESTS = ["tests/gpu", "tests/core", "--ignore=tests/core/test_gpu_evidence.py"]
 TINY_TESTS = ["tests/gpu/test_core.py", "tests/core/test_context.py"]
 
 
 def tests(it: Subject, record: Record, until: float) -> None:
-    """In a process of their own, by several workers where pytest-xdist is there. Interrupted when their time is over, as by Ctrl-C."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(TINY_TESTS if it.sizes is TINY else TESTS)]
+    """In processes of their own, several where pytest-xdist is there. Interrupted when their time is over: what was told by then counts."""
+    command = [sys.executable, *PYTEST, *(TINY_TESTS if it.sizes is TINY else TESTS)]
     if importlib.util.find_spec("xdist"):
         command += ["-n", str(max(1, (os.cpu_count() or 2) // 2))]
-    start, unfinished = time.monotonic(), False
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            output, _ = process.communicate(timeout=max(1.0, until - start))
-        except subprocess.TimeoutExpired:
-            unfinished = True
-            process.send_signal(signal.SIGINT)
-            output, _ = process.communicate()
+            for allowed in (until - start, GRACE / 2):  # then one Ctrl-C, then the end
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(1.0, allowed))
+                    break
+                process.send_signal(signal.SIGINT)
         finally:
-            process.kill()  # nothing where it has ended
-    print(output[-6000:], file=sys.stderr, flush=True)
-    summary = ([line for line in output.splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)] or [""])[-1]
-    for what in ("passed", "failed", "skipped", "error"):
-        found = re.search(rf"(\d+) {what}", summary)
-        record(f"tests_{what}", int(found[1]) if found else 0)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the workers too
+        output.seek(0)
+        told = output.read()
+    print(told, file=sys.stderr, flush=True)
+    for what, count in outcomes(told).items():
+        record(f"tests_{what}", count)
     record("tests_seconds", time.monotonic() - start)
-    if unfinished:
-        raise TimeoutError(f"the tests were interrupted after {time.monotonic() - start:.0f} s: {summary or 'no summary'}")
-    if process.returncode:
-        raise AssertionError(f"pytest ended with {process.returncode}: {summary or output[-200:]}")
+    if process.wait():  # also where they were interrupted
+        raise AssertionError(f"pytest ended with {process.returncode} after {time.monotonic() - start:.0f} s: {told[-200:]}")
+
+
+def outcomes(told: str) -> dict[str, int]:
+    """Of `pytest -v` with or without workers, however it ended: it has no last line where it was killed."""
+    lines = {what: rf"(?m)^(?:\[gw\d+\] \[ *\d+%\] |\S+::.* ){what}\b" for what in ("PASSED", "FAILED", "SKIPPED", "ERROR")}
+    return {what.lower(): len(re.findall(line, told)) for what, line in lines.items()}
 
 
 def latency(it: Subject, record: Record, until: float) -> None:

@@ -194,17 +194,19 @@ def distill(it: Subject, record: Record, until: float) -> None:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     steps: list[tuple[float, float]] = []  # loss, tokens per second
-    while len(steps) < it.sizes.distill_steps and (not steps or time.monotonic() < until):
-        start, number = time.perf_counter(), len(steps) % len(batches)
-        consistency, ar = counts[number]
-        loss = module(batches[number].to(device), consistency_weight=1 / consistency, ar_weight=1 / ar).loss
-        loss.backward()
-        optimizer.step()
-        value = loss.item()
-        if cuda:
-            torch.cuda.synchronize()
-        steps.append((value, int((batches[number].sample >= 0).sum()) / (time.perf_counter() - start)))
-    it.model.eval()
+    try:
+        while len(steps) < it.sizes.distill_steps and (not steps or time.monotonic() < until):
+            start, number = time.perf_counter(), len(steps) % len(batches)
+            consistency, ar = counts[number]
+            loss = module(batches[number].to(device), consistency_weight=1 / consistency, ar_weight=1 / ar).loss
+            loss.backward()
+            optimizer.step()
+            value = loss.item()
+            if cuda:
+                torch.cuda.synchronize()
+            steps.append((value, int((batches[number].sample >= 0).sum()) / (time.perf_counter() - start)))
+    finally:
+        it.model.eval().set_attn_implementation("sdpa")  # as a checkpoint is loaded
     record(f"distill_backend_{module._attention.backend.value}", 1)
     record("distill_steps", len(steps))
     record("packed_tokens_per_s", statistics.median(speed for _, speed in steps))
