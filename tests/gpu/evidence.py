@@ -62,7 +62,7 @@ TINY_TESTS = ["tests/gpu/test_core.py", "tests/core/test_context.py"]
 
 def tests(it: Subject, record: Record, until: float) -> None:
     """In processes of their own, several where pytest-xdist is there. Interrupted when their time is over: what was told by then counts."""
-    command = [sys.executable, *PYTEST, *(TINY_TESTS if it.sizes is TINY else TESTS)]
+    command = [sys.executable, *PYTEST, *(TINY_TESTS if it.sizes.label == TINY.label else TESTS)]
     if importlib.util.find_spec("xdist"):
         command += ["-n", str(max(1, (os.cpu_count() or 2) // 2))]
     start = time.monotonic()

@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ def subject(sizes: Sizes, device: torch.device, folder: str | None) -> Subject:
         starts = [(draw.randrange(1000), draw.randrange(1, 20)) for _ in range(count)]
         return [tokenizer.encode(f"Count on: {a}, {a + d}, {a + 2 * d}, {a + 3 * d}, {a + 4 * d},") for a, d in starts]
 
-    return Subject(folder.rstrip("/").rpartition("/")[2], model, TokenRules.of(model, tokenizer), sizes, counting, True)
+    return Subject(folder.rstrip("/").rpartition("/")[2], model, TokenRules.of(model, tokenizer), replace(sizes, distill_rate=1e-5), counting, True)
 
 
 def texts(count: int, *, length: int, seed: int) -> torch.Tensor:
