@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from jacobi_core.decoding.cache import CachedForward, Request
+from jacobi_core.decoding.cache import LIKE_SDPA, CachedForward, Request
 
 
 def takes_masks(model: PreTrainedModel) -> bool:
     """Can this model's attention implementation be given which token sees which?"""
-    return model.config._attn_implementation in ("sdpa", "eager", "flex_attention")
+    return model.config._attn_implementation in (*LIKE_SDPA, "eager", "flex_attention")
 
 
 class BatchAxisForward(CachedForward):

@@ -15,6 +15,8 @@ from jacobi_core.decoding.flex_mask import block_mask
 
 Request = tuple[Sequence[int], Sequence[Sequence[int]]]  # a text's uncached committed tokens, and its chains of drafts
 
+LIKE_SDPA = ("sdpa", "jacobi_packed")  # the latter is sdpa for a model that once trained on packed rows
+
 
 class CachedForward:
     """A model and the cache of what it has read so far. Not for training: call under torch.inference_mode()."""
@@ -146,7 +148,7 @@ def model_mask(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor | 
     implementation that takes no mask.
     """
     implementation = model.config._attn_implementation
-    if implementation in ("sdpa", "jacobi_packed"):  # the latter is sdpa for a model that once trained on packed rows
+    if implementation in LIKE_SDPA:
         return visible
     if implementation == "flex_attention":
         return block_mask(visible)

@@ -50,7 +50,12 @@ def test_the_model_gets_no_mask_and_the_cache_stays_one_row():
 
 @pytest.mark.parametrize(
     ("implementation", "masks", "chosen"),
-    [("sdpa", True, CachedForward), ("eager", True, CachedForward), ("flash_attention_2", False, BatchAxisForward)],
+    [
+        ("sdpa", True, CachedForward),
+        ("jacobi_packed", True, CachedForward),  # a model that trained on packed rows
+        ("eager", True, CachedForward),
+        ("flash_attention_2", False, BatchAxisForward),
+    ],
 )
 def test_the_forward_follows_the_attention(implementation, masks, chosen):
     model = tiny_model(seed=1)

@@ -206,7 +206,7 @@ def distill(it: Subject, record: Record, until: float) -> None:
                 torch.cuda.synchronize()
             steps.append((value, int((batches[number].sample >= 0).sum()) / (time.perf_counter() - start)))
     finally:
-        it.model.eval().set_attn_implementation("sdpa")  # as a checkpoint is loaded
+        it.model.eval()
     record(f"distill_backend_{module._attention.backend.value}", 1)
     record("distill_steps", len(steps))
     record("packed_tokens_per_s", statistics.median(speed for _, speed in steps))
