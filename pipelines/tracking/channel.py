@@ -102,8 +102,8 @@ class Channel:
             log.warning("tracking store %s is back%s: %d waiting records were sent", redacted(self.tracking_uri), away, sent)
         return True
 
-    def close(self, patience: float) -> None:
-        """At the end of a run: waits for a store that is away; then says how the rest gets there."""
+    def close(self, patience: float) -> bool:
+        """At the end of a run: waits for a store that is away; then says how the rest gets there. Whether nothing is left."""
         deadline = time.monotonic() + patience
         while not self.deliver(now=True):
             if time.monotonic() > deadline:
@@ -113,8 +113,9 @@ class Channel:
                     self.file,
                     self.file.parent,
                 )
-                return
+                return False
             time.sleep(min(1.0, max(0.05, deadline - time.monotonic())))
+        return True
 
     def _resend(self, record: dict[str, Any]) -> None:
         """One that waited. Given up where the store refuses it, or is well and fails on it again and again."""

@@ -129,7 +129,7 @@ class Tracker:
         handle = uuid.uuid4().hex
         channel = Channel(runs.absolute(tracking_uri), settings.experiment, Path(backlog).resolve() / f"{handle}{SUFFIX}")
         with sigterm_raises():
-            _open(channel)
+            opened = _open(channel)
             try:
                 tags = {"kind": "pipeline"}
                 if sweep is None:
@@ -151,7 +151,9 @@ class Tracker:
                         with _sweep_lock(sweep):
                             channel.send("settle_sweep", run=sweep_id)
             finally:
-                channel.close(settings.wait_at_end)
+                if channel.close(settings.wait_at_end) and not opened:
+                    with runs.said("runs whose process died are still shown as running"):
+                        _open(channel)
 
     @contextmanager
     def stage(self, stage_id: str, *, fingerprint: str, params: Mapping[str, Any], cached: bool) -> Iterator[str]:
@@ -193,8 +195,11 @@ class Tracker:
             self.channel.send("name_model", model=self.model, fingerprint=last_export, alias=self.settings.alias)
 
 
-def _open(channel: Channel) -> None:
-    """Raises UserError for a store that has never answered from here; of one that has, being away now is an outage like any other."""
+def _open(channel: Channel) -> bool:
+    """Whether it is open, what earlier runs left is sent and the runs of dead processes are ended.
+
+    Raises UserError for a store that has never answered from here; of one that has, being away now is an outage like any other.
+    """
     folder = channel.file.parent
     reached = folder / REACHED / hashlib.sha256(redacted(channel.tracking_uri).encode()).hexdigest()[:16]
     try:
@@ -203,10 +208,11 @@ def _open(channel: Channel) -> None:
         if runs.refused(error) or not reached.exists():
             uri, name = redacted(channel.tracking_uri), channel.experiment
             raise UserError(f"paths.tracking_uri={uri}: cannot open experiment {name!r}: {runs.first_line(error)}") from error
-        return  # the first record finds out and says so
+        return False  # the first record finds out and says so
     with runs.said(f"{reached} cannot be written"):
         reached.parent.mkdir(parents=True, exist_ok=True)
         reached.touch()
+    return True
 
 
 def send_left_behind(folder: Path, tracking_uri: str | None = None) -> bool:

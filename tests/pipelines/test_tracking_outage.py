@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.arguments import run_tool
+from pipelines.process import identity
 from pipelines.tracking import __main__ as replay
 from pipelines.tracking import channel as tracking_channel
 from pipelines.tracking import mlflow_runs, mlflow_writes
@@ -128,6 +129,31 @@ def test_away_at_the_start_is_an_outage_where_it_has_answered_before_and_a_wrong
     runs = all_runs(uri)
     assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(["known", "sweep", "job0", "job1"], "FINISHED")
     assert {runs[name].data.tags["mlflow.parentRunId"] for name in ("job0", "job1")} == {runs["sweep"].info.run_id}
+
+
+def test_runs_of_the_dead_are_ended_by_a_run_that_found_the_store_away_and_lives_to_see_it_back(uri: str, tmp_path: Path, line: Line):
+    with start(uri, tmp_path, "known"):
+        pass
+    client = mlflow_runs.connect(uri)
+    experiment = client.get_experiment_by_name("test").experiment_id
+    dead = {**identity(), "process.started": "1000.0", "kind": "pipeline"}
+    client.create_run(experiment, tags=dead, run_name="dead")
+    line.cut = True
+    with start(uri, tmp_path, "away to its end"):
+        pass
+    line.cut = False
+    line.forget()
+    assert all_runs(uri)["dead"].info.status == "RUNNING"
+    line.cut = True
+    with start(uri, tmp_path, "back before its end"):
+        line.cut = False
+        line.forget()
+    assert {name: run.info.status for name, run in all_runs(uri).items()} == {
+        "known": "FINISHED",
+        "dead": "KILLED",
+        "away to its end": "FINISHED",
+        "back before its end": "FINISHED",
+    }
 
 
 def test_replay_tells_of_a_file_that_cannot_be_read(tmp_path: Path, capsys):
