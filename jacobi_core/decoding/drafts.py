@@ -10,6 +10,8 @@ import torch
 
 from jacobi_core.decoding.tokens import TokenRules
 
+HASHED = 256  # positions whose hashes a text computes at once: one by one they cost more than the rest of a guess
+
 _PHI = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: splitmix64's increment
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -64,6 +66,7 @@ class ContextDrafts:
         self._pool[0, : len(start)] = start
         self._size = len(start)
         self._id, self._seed, self._rules = torch.tensor([prompt_id]), seed, rules
+        self._hashes: dict[int, tuple[int, torch.Tensor]] = {}  # by stream: first position, hashes from there on
 
     def append(self, tokens: torch.Tensor) -> None:
         """Committed answer tokens, long [k], become context to draw from."""
@@ -73,5 +76,15 @@ class ContextDrafts:
 
     def draw(self, start: int, count: int, *, stream: int = 0) -> torch.Tensor:
         """Guesses for answer positions start .. start+count-1, long [count] on the CPU; other streams guess otherwise."""
-        positions = torch.arange(start, start + count).unsqueeze(0) + (stream << 40)
-        return first_guess(self._pool, torch.tensor(self._size), positions, prompt_ids=self._id, seed=self._seed, rules=self._rules)[0]
+        if not self._size:
+            positions = self._positions(start, count, stream).unsqueeze(0)
+            return first_guess(self._pool, torch.tensor(0), positions, prompt_ids=self._id, seed=self._seed, rules=self._rules)[0]
+        first, hashes = self._hashes.get(stream, (0, self._id[:0]))
+        if start < first or start + count > first + len(hashes):
+            first, hashes = start, keyed_hash(self._seed, self._id, self._positions(start, max(count, HASHED), stream))
+            self._hashes[stream] = first, hashes
+        return self._pool[0, hashes[start - first : start - first + count] % self._size]
+
+    @staticmethod
+    def _positions(start: int, count: int, stream: int) -> torch.Tensor:
+        return torch.arange(start, start + count) + (stream << 40)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jacobi_core.decoding.cache import CachedForward
 from jacobi_core.decoding.config import DecodingConfig, Method
+from jacobi_core.decoding.drafts import ContextDrafts, first_guess
 from jacobi_core.decoding.equivalence import compare_with_ar
 from jacobi_core.decoding.generate import generate
 from jacobi_core.decoding.greedy_batch import greedy_batch
@@ -163,8 +164,6 @@ def test_eos_ids_from_every_form():
 
 
 def test_drafts_are_real_context_tokens():
-    from jacobi_core.decoding.drafts import ContextDrafts
-
     rules = TokenRules(eos_ids=frozenset({3}), vocabulary_size=50, special_ids=frozenset({1, 3}))
     drafts = ContextDrafts(torch.tensor([1, 3, 7, 55, 9]), prompt_id=1, seed=0, rules=rules, capacity=10)
     drafts.append(torch.tensor([12, 3]))
@@ -172,6 +171,23 @@ def test_drafts_are_real_context_tokens():
     only_special = ContextDrafts(torch.tensor([1, 3]), prompt_id=1, seed=0, rules=rules, capacity=10)
     assert {1, 3}.isdisjoint(only_special.draw(0, 500).tolist())
     assert max(only_special.draw(0, 500).tolist()) < 50
+
+
+@given(
+    prompt=st.lists(st.integers(0, 49), min_size=1, max_size=8),
+    asked=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 300), st.integers(0, 2), st.lists(st.integers(0, 49), max_size=3)), max_size=8),
+)
+def test_a_guess_is_a_function_of_position_and_context_whatever_was_asked_before(prompt, asked):
+    rules = TokenRules(eos_ids=frozenset({3}), vocabulary_size=50, special_ids=frozenset({1, 3}))
+    drafts = ContextDrafts(torch.tensor(prompt), prompt_id=5, seed=2, rules=rules, capacity=24)
+    context = [t for t in prompt if t not in (1, 3)]
+    for start, count, stream, committed in asked:
+        positions = torch.arange(start, start + count).unsqueeze(0) + (stream << 40)
+        pool, key = torch.tensor([context], dtype=torch.long), torch.tensor([5])
+        expected = first_guess(pool, torch.tensor(len(context)), positions, prompt_ids=key, seed=2, rules=rules)[0]
+        assert drafts.draw(start, count, stream=stream).tolist() == expected.tolist()
+        drafts.append(torch.tensor(committed, dtype=torch.long))
+        context += [t for t in committed if t not in (1, 3)]
 
 
 def test_bad_input_is_refused_by_name():
