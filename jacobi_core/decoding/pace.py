@@ -40,9 +40,9 @@ class Acceptance:
             chance *= following
         return found
 
-    def fade(self) -> None:
-        self.first = tuple(prior + DECAY * (seen - prior) for seen, prior in zip(self.first, (FIRST, 1.0), strict=True))
-        self.further = tuple(prior + DECAY * (seen - prior) for seen, prior in zip(self.further, (NEXT, 1.0), strict=True))
+    def fade(self, decay: float) -> None:
+        self.first = tuple(prior + decay * (seen - prior) for seen, prior in zip(self.first, (FIRST, 1.0), strict=True))
+        self.further = tuple(prior + decay * (seen - prior) for seen, prior in zip(self.further, (NEXT, 1.0), strict=True))
 
     def observe(self, accepted: int, length: int) -> None:
         """The first `accepted` of `length` >= 1 tokens were right."""
@@ -66,14 +66,14 @@ class Widths:
             found.append((min(2**power, width), (PRIOR * GROWTH * found[-1][1] + seen) / (PRIOR + forwards)))
         return found
 
-    def observe(self, width: int, committed: int) -> None:
+    def observe(self, width: int, committed: int, decay: float) -> None:
         grown = width.bit_length() - len(self._forwards)
         self._committed += [0.0] * grown
         self._forwards += [0.0] * grown
         for power in range(len(self._forwards)):
             tried = 2**power <= width
-            self._committed[power] = DECAY * self._committed[power] + tried * min(committed, 2**power)
-            self._forwards[power] = DECAY * self._forwards[power] + tried
+            self._committed[power] = decay * self._committed[power] + tried * min(committed, 2**power)
+            self._forwards[power] = decay * self._forwards[power] + tried
 
 
 class Pace:
@@ -110,10 +110,11 @@ class Pace:
         return kept
 
     def observe(self, chains: Sequence[Chain], accepted: Sequence[int]) -> None:
-        """What became of the chains of a forward."""
-        self._widths.observe(1 + len(chains[0].tokens), 1 + accepted[0])
+        """What became of a text's chains in a forward; one of `rows` texts in it, each of which is told of."""
+        decay = DECAY ** (1 / self.rows)
+        self._widths.observe(1 + len(chains[0].tokens), 1 + accepted[0], decay)
         for acceptance in self._sources.values():
-            acceptance.fade()
+            acceptance.fade(decay)
         for chain, count in zip(chains, accepted, strict=True):
             if chain.tokens and not chain.draft:
                 self._sources[chain.source].observe(count, len(chain.tokens))

@@ -57,6 +57,16 @@ def test_width_follows_the_running_acceptance_there_and_back():
     assert len(pace.cut([main(63)])[0].tokens) > 0
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+def test_what_was_seen_fades_by_forwards_however_many_texts_share_them(rows):
+    """Wide drafts that bring nothing are not tried again at once because sixteen texts have told of sixteen forwards' worth."""
+    pace = seen(Pace(LatencyCurve((1, 65), (1.0, 9.0)), rows=rows), main(63), 0, times=600 * rows)
+    seen(pace, main(0), 0, times=20 * rows)
+    assert dict(pace._widths.expected(64))[64] < 1.1
+    seen(pace, main(0), 0, times=1000 * rows)
+    assert dict(pace._widths.expected(64))[64] > 4.0  # nearly as before anything was seen
+
+
 def test_a_source_that_never_wins_is_left_out_beside_one_that_does():
     pace = Pace(LatencyCurve((1, 65), (1.0, 9.0)))
     chains = [main(31), Chain([1] * 31, RECYCLED), Chain([2] * 31, NGRAM)]
