@@ -113,7 +113,7 @@ def opened(browser: webdriver.Chrome, path: Path) -> None:
 def test_the_report_page(browser: webdriver.Chrome, made: Made, tmp_path: Path):
     """Opened, every section gone to, everything that is folded unfolded, a token pointed at."""
     opened(browser, write_report(made, tmp_path))
-    charts(browser, 11)
+    charts(browser, 12)
     assert not browser.execute_script(UNFOLDED)
     sections = browser.execute_script("return [...document.querySelectorAll('nav a')].map((link) => link.textContent)")
     assert sections[0] == "Results" and sections[-1] == "Samples" and len(sections) == 8

@@ -48,7 +48,7 @@ def test_a_chat_is_offline_greedy_whole_and_streamed(loaded, client):
     chunks = list(client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=20, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == found.choices[0].message.content
-    assert len(chunks) > 3 and all(c.id == chunks[0].id for c in chunks)
+    assert len(chunks) >= 3 and all(c.id == chunks[0].id for c in chunks)
 
 
 def test_an_answer_is_cut_at_a_stop_string_and_counts_no_token_after_it(loaded, client):
