@@ -13,6 +13,8 @@ from jacobi_core.decoding.doctor import Certificate, Finding
 from tests.gpu import evidence
 from tests.gpu.evidence_training import EOS, PROMPT, TINY, VALUES, subject, texts
 
+pytestmark = pytest.mark.slow  # some twenty seconds of CPU for a script that is run by hand
+
 METHODS = ("ar_eager", "ar_graphs", "jacobi", "running_window", "mr")
 
 
