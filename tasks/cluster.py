@@ -22,6 +22,8 @@ PASSED_ON = re.compile(
     r"(HF|HUGGINGFACE|TRANSFORMERS|MLFLOW_TRACKING|MLFLOW_S3|MLFLOW_HTTP|AWS|NCCL|GLOO|TORCH|PYTORCH)_|(HTTPS?|NO|ALL)_PROXY$", re.I
 )
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|USERNAME|KEY", re.I)
+STATE_ADDRESS = "RAY_API_SERVER_ADDRESS"  # Ray's name for the variable that says whose state is asked for
+NOBODY = "http://127.0.0.1:9"  # the discard port
 
 
 class _Process:
@@ -193,4 +195,13 @@ def passed_on(cluster: ClusterConfig) -> dict[str, str]:
 
 def worker_env(cluster: ClusterConfig) -> dict[str, str]:
     """Environment of every worker process: threads are fixed before torch is imported, or two workers fight for the cores."""
-    return {"OMP_NUM_THREADS": str(cluster.threads_per_worker), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    threads = {"OMP_NUM_THREADS": str(cluster.threads_per_worker), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    return threads | _state_of(cluster)
+
+
+def _state_of(cluster: ClusterConfig) -> dict[str, str]:
+    """Ray Train's PlacementGroupCleaner asks whether its controller lives, of any Ray that it finds on its machine: another one's answer, that
+    it does not know it, ends a training. So it is told whom to ask, and of a local Ray, which answers no such questions, nobody.
+    """
+    address = NOBODY if cluster.address is None else cluster.address
+    return {} if address == "auto" or STATE_ADDRESS in os.environ else {STATE_ADDRESS: address}

@@ -14,6 +14,7 @@ from tasks import artifacts
 from tasks.distill.config import DistillConfig, MatchedDistillConfig, Select
 from tasks.distill.data import StepPlan, check_divides
 from tasks.distill.job import DistillJob
+from tasks.distill.left_behind import end_left_behind
 from tasks.distill.stopping import stop_politely
 from tasks.packed_files import PackedRows
 from tasks.stage import StageContext, UserError
@@ -69,6 +70,8 @@ def _fit(job: DistillJob, context: StageContext) -> None:
 
     cluster = context.cluster
     start_ray(cluster)
+    if cluster.address:
+        end_left_behind()
     from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 

@@ -146,6 +146,17 @@ def test_every_worker_gets_its_threads():
     assert worker_env(ClusterConfig(threads_per_worker=3))["OMP_NUM_THREADS"] == "3"
 
 
+def test_a_training_asks_for_the_state_of_its_own_cluster_only(monkeypatch):
+    def asked(address: str | None) -> str | None:
+        return worker_env(ClusterConfig(address=address)).get("RAY_API_SERVER_ADDRESS")
+
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    assert (asked("head:6379"), asked("auto")) == ("head:6379", None)
+    assert asked(None) == "http://127.0.0.1:9"  # a local Ray answers no such questions
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://head")
+    assert asked("head:6379") is None  # its owner knows better, and workers get it as it is
+
+
 def test_ray_does_not_take_sigterm_from_whoever_handles_it(monkeypatch):
     def ours(signum, frame): ...
 

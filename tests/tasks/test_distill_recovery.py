@@ -111,3 +111,18 @@ def test_a_mistake_that_a_worker_finds_reaches_the_user_as_one_line(folder):
     assert "packed.parquet: holds token" in line
     assert "the model's vocabulary has 20" in line
     assert not (folder / "out" / "refused.txt").exists()
+
+
+def test_another_ray_of_the_machine_does_not_end_a_training(folder, monkeypatch):
+    """Ray Train's watchdog would ask that one about our controller, and take its ignorance for a death."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    other = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True, "object_store_memory": 100_000_000})
+    try:
+        code, printed = drive(folder, workers=1)
+    finally:
+        other.shutdown()
+    assert code == 0, printed
+    assert steps(folder) == list(range(1, STEPS + 1)), printed
+    assert "is dead" not in printed
