@@ -4,7 +4,8 @@ A run is the content of a `results.json` and, under `made`, what its store told 
     seed: int or None; overrides: list of str;
     parameters: of the base, or None;
     seconds: `{model: seconds of its distillation}`;
-    accepted: of the last round, `{benchmark: {"jacobi@block size": {committed tokens: forwards}}}`.
+    accepted: of the last round, `{benchmark: {"jacobi@block size": {committed tokens: forwards}}}`;
+    probes: `{model: [{step, tokens, tpf, equal_to_teacher}]}`; checkpoints: `{model: {file: sha256}}`.
 Reads no file.
 """
 

@@ -45,6 +45,24 @@ _MADE: Columns = [
     ("command", lambda row: f"`{row['command']}`" if row["command"] else "-", True),
 ]
 
+_PROBES: Columns = [
+    ("model", lambda row: row["model"], True),
+    ("step", lambda row: f"{row['step']:.0f}", False),
+    ("packed tokens", lambda row: f"{row['tokens']:,.0f}", False),
+    ("TPF", lambda row: f"{row['tpf']:.3f}", False),
+    ("answers unchanged", lambda row: f"{row['equal_to_teacher']:.1%}", False),
+]
+_CHECKPOINTS: Columns = [
+    ("run", lambda row: row["name"], True),
+    ("model", lambda row: row["model"], True),
+    ("file", lambda row: f"`{row['file']}`", True),
+    ("sha256", lambda row: f"`{row['sha256']}`", True),
+]
+_REBUILT = (
+    "Weights are not kept here. The run's command above builds them again; with other versions, or on another machine, the bytes may differ, the "
+    "figures little."
+)
+
 
 def _or_dash(value: Any) -> str:
     return "-" if value is None else str(value)
@@ -55,7 +73,7 @@ def _trained(row: Mapping[str, Any], key: str, scale: float, spec: str) -> str:
 
 
 def ladder_markdown(rows: pd.DataFrame, runs: Mapping[str, Run], sweeps: Mapping[str, Mapping[str, Any]], pictures: Mapping[str, str]) -> str:
-    """rows: of `run_rows`. pictures: group -> file of its figure."""
+    """rows: of `run_rows`. pictures: group, or name of a run that was probed -> file of its figure."""
     parts = [
         "# Runs",
         "What they say about the paper's claims: [claims](claims.md).",
@@ -64,7 +82,11 @@ def ladder_markdown(rows: pd.DataFrame, runs: Mapping[str, Run], sweeps: Mapping
     for group, of_group in rows[rows["batch_size"] == 1].groupby("group", sort=False) if len(rows) else ():
         members = {name: run for name, run in runs.items() if name in set(of_group["run"])}
         parts += [f"## {group}", *_group(str(group), of_group, members, pictures)]
+    for name, points in probe_points(runs).items():
+        parts += [f"## What training buys, {name}", *_bought(name, points, runs[name], pictures[name])]
     parts += ["## Commands and versions", *_commands(runs, sweeps)]
+    if checkpoints := [row for name, run in runs.items() for row in _checkpoints(name, run)]:
+        parts += ["## Converted checkpoints", _REBUILT, markdown_table(checkpoints, _CHECKPOINTS)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -98,6 +120,18 @@ def _share(k: int) -> Any:
     return lambda row: spread([100 * (found[k - 1] if len(found) >= k else 0.0) for found in row["shares"]], ".0f") + " %"
 
 
+def _bought(name: str, points: pd.DataFrame, run: Run, picture: str) -> Iterator[str]:
+    yield f"Greedy Jacobi decoding of the probe prompts, which nothing is trained on, while the run went on. {figures.fits_in_words(points)}"
+    yield f"![Tokens per forward against training tokens, {name}]({picture})"
+    probes = [{"model": model} | probe for model, found in run["made"]["probes"].items() for probe in found]
+    yield markdown_table(probes, _PROBES)
+
+
+def _checkpoints(name: str, run: Run) -> Iterator[dict[str, str]]:
+    for model, weights in run["made"].get("checkpoints", {}).items():
+        yield from ({"name": name, "model": model, "file": file, "sha256": digest} for file, digest in weights.items())
+
+
 def _commands(runs: Mapping[str, Run], sweeps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     made = [_made(name, run) for name, run in runs.items()]
     of_sweep = dict.fromkeys(("seed", "parameters", "transformers"))
@@ -116,6 +150,16 @@ def command(made: Mapping[str, Any]) -> str | None:
     if made["overrides"] is None:
         return None
     return shlex.join(["python", "-m", "pipelines.full_run", *(["-m"] if made.get("swept") else []), *made["overrides"]])
+
+
+def probe_points(runs: Mapping[str, Run]) -> dict[str, pd.DataFrame]:
+    """Name of a run -> its probes as `figures.tpf_by_tokens` takes them."""
+    found = {}
+    for name, run in runs.items():
+        frames = [pd.DataFrame(probes).assign(model=model) for model, probes in run["made"].get("probes", {}).items()]
+        if frames:
+            found[name] = pd.concat(frames)
+    return found
 
 
 def drawn_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -1,6 +1,6 @@
 """A line figure of `dashboards/figures` as an SVG file's text, drawn by matplotlib: for pages that show it without Plotly's script.
 
-Draws what such figures have: lines with markers, ranges, horizontal lines, axis titles, a log axis with its ticks, the legend. Nothing else.
+Draws what such figures have: lines, markers or both, ranges, horizontal lines, axis titles, a log axis with its ticks, the legend. Nothing else.
 """
 
 from __future__ import annotations
@@ -41,11 +41,15 @@ def svg(figure: go.Figure) -> str:
 
 
 def _line(axes: Any, trace: go.Scatter) -> None:
-    symbol = trace.marker.symbol
-    style = {"marker": MARKERS[symbol.partition("-open")[0].removesuffix("-dot")], "markersize": 6}
-    style |= {"markerfacecolor": "white"} if "-open" in symbol else {}
+    style: dict[str, Any] = {"linestyle": "none", "color": trace.line.color or trace.marker.color}
+    if "lines" in trace.mode:
+        style |= {"linestyle": DASHES[trace.line.dash]}
+    if "markers" in trace.mode:
+        symbol = trace.marker.symbol
+        style |= {"marker": MARKERS[symbol.partition("-open")[0].removesuffix("-dot")], "markersize": 6}
+        style |= {"markerfacecolor": "white"} if "-open" in symbol else {}
     ranges = None if trace.error_y.array is None else [trace.error_y.arrayminus, trace.error_y.array]
-    axes.errorbar(trace.x, trace.y, yerr=ranges, label=trace.name, color=trace.line.color, linestyle=DASHES[trace.line.dash], capsize=3, **style)
+    axes.errorbar(trace.x, trace.y, yerr=ranges, label=trace.name, capsize=3, **style)
 
 
 def _axes(axes: Any, layout: go.Layout) -> None:

@@ -62,13 +62,15 @@ def pages(runs: dict[str, dict[str, Any]], sweeps: dict[str, dict[str, Any]]) ->
     from dashboards.claims import ten_claims
     from dashboards.claims_page import claims_markdown
     from dashboards.evidence_rows import run_rows
-    from dashboards.figures import tpf_by_block_size
-    from dashboards.ladder_page import drawn_rows, ladder_markdown
+    from dashboards.figures import tpf_by_block_size, tpf_by_tokens
+    from dashboards.ladder_page import drawn_rows, ladder_markdown, probe_points
     from dashboards.static import svg
 
     rows = run_rows(runs)
     drawn = {group: svg(tpf_by_block_size(found)) for group, found in drawn_rows(rows).items()}
     pictures = {group: f"tpf-{_slug(group)}.svg" for group in drawn}
+    bought = {name: svg(tpf_by_tokens(points)) for name, points in probe_points(runs).items()}
+    drawn, pictures = drawn | bought, pictures | {name: f"tokens-{name}.svg" for name in bought}
     measured = f"From {_count(runs, 'run')} and {_count(sweeps, 'sweep')}: [tables, versions, commands](index.md)."
     found = {pictures[group]: text for group, text in drawn.items()}
     found["claims.md"] = claims_markdown(ten_claims(rows, sweeps), measured=measured)

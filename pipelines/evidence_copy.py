@@ -132,6 +132,8 @@ def _made(job: Path, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
         "parameters": next(filter(None, sized), None),  # an imported base does not count them, its exports do
         "seconds": {stage.partition("/")[0]: manifest["seconds"] for stage, manifest in manifests.items() if stage.endswith("/distill")},
         "accepted": _accepted(stages, last_model(rows)),
+        "probes": _probes(stages),
+        "checkpoints": _checkpoints(manifests),
     }
 
 
@@ -152,6 +154,31 @@ def _accepted(stages: Mapping[str, Path], model: str | None) -> dict[str, dict[s
             evaluation = read_json(file)
             found[evaluation["benchmark"]] = {name: counts for name, counts in evaluation.get("accepted_lengths", {}).items() if _OWN.fullmatch(name)}
     return found
+
+
+def _probes(stages: Mapping[str, Path]) -> dict[str, list[dict[str, float]]]:
+    """By model: step, packed tokens trained on until then, tokens per forward and share of unchanged greedy answers, while it was distilled."""
+    import pandas as pd
+
+    from dashboards.figures import probes_by_tokens
+
+    found = {}
+    for stage, folder in stages.items():
+        file = folder / "training.json"
+        if stage.endswith("/distill") and file.is_file():
+            training, model = read_json(file), stage.partition("/")[0]
+            probes, curves = (pd.DataFrame(training[key]).assign(model=model) for key in ("probes", "curves"))
+            if len(probes):
+                placed = probes_by_tokens(probes, curves).merge(probes[["step", "equal_to_teacher"]], on="step")
+                found[model] = placed[["step", "tokens", "tpf", "equal_to_teacher"]].to_dict("records")
+    return found
+
+
+def _checkpoints(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """By model: sha256 of its files of weights."""
+    exports = {stage.partition("/")[0]: manifest.get("hashes", {}) for stage, manifest in manifests.items() if stage.endswith("/export")}
+    found = {model: {file: digest for file, digest in hashes.items() if file.endswith(".safetensors")} for model, hashes in exports.items()}
+    return {model: weights for model, weights in found.items() if weights}
 
 
 def _settings(overrides: list[str] | None) -> list[str] | None:

@@ -16,5 +16,5 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     OMP_WAIT_POLICY="PASSIVE",  # waiting threads must sleep: several test processes share few cores
 )
-for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RAY_ADDRESS"):
+for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
     os.environ.pop(name, None)

@@ -28,9 +28,18 @@ def reported(made, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     write_report(made, folder)
     stages = {}
-    for stage, metrics, seconds in (("base", {"parameters": 3_626_240}, 9.0), ("round1/distill", {}, 90.0), ("round1/evaluate", {}, 1.0)):
+    for stage, metrics, seconds in (
+        ("base", {"parameters": 3_626_240}, 9.0),
+        ("round1/distill", {}, 90.0),
+        ("round1/export", {}, 1.0),
+        ("round1/evaluate", {}, 1.0),
+    ):
         stages[stage] = str(folder / "stages" / stage.replace("/", "-"))
-        write(Path(stages[stage]) / "manifest.json", {"metrics": metrics, "seconds": seconds})
+        hashes = {"model.safetensors": "ab" * 32, "config.json": "cd" * 32}
+        write(Path(stages[stage]) / "manifest.json", {"metrics": metrics, "seconds": seconds, "hashes": hashes})
+    probes = [{"step": step, "tpf": 1 + step / 8, "equal_to_teacher": 0.75} for step in (0, 2, 4, 8, 16)]
+    curves = [{"step": step, "tokens": 1000 * step} for step in (4, 8, 16)]
+    write(Path(stages["round1/distill"]) / "training.json", {"probes": probes, "curves": curves})
     write(
         Path(stages["round1/evaluate"]) / "evaluation.json",
         {"benchmark": "minicode", "accepted_lengths": {"jacobi@16": ACCEPTED["round1"], "ar@1": {}}},
@@ -72,8 +81,10 @@ def test_pages_and_copies(reported, swept, tmp_path, capsys):
     assert "| **confirmed** |" in capsys.readouterr().out
     found = files(output)
     figure = "tpf-tiny-3.6M-minicode.svg"
-    assert found.keys() == {"claims.md", "index.md", figure, "data/tiny-3.json", "data/ablate-1.json"}
-    ElementTree.fromstring(found[figure])
+    bought = "tokens-tiny-3.svg"
+    assert found.keys() == {"claims.md", "index.md", figure, bought, "data/tiny-3.json", "data/ablate-1.json"}
+    for picture in (figure, bought):
+        ElementTree.fromstring(found[picture])
     index = found["index.md"]
     assert f"]({figure})" in index and "(data/tiny-3.json)" in index and "(data/ablate-1.json)" in index
     assert "| Jacobi Forcing, round 1 | 16 | 1 | 4.00 | 200.0 | 2.40 | 90.0 | 1.50 | 1.5 |" in index
@@ -81,6 +92,8 @@ def test_pages_and_copies(reported, swept, tmp_path, capsys):
     assert "`python -m pipelines.full_run experiment=tiny model.path=.../qwen rounds.0.epochs=2`" in index
     assert "| - | - | 0123456789ab | - | - | `python -m pipelines.full_run -m experiment=ablate seed=1` |" in index
     assert "| 3 | 3,626,240 |" in index and "2.13.0+cpu" in index
+    assert f"]({bought})" in index and "through 4 probes" in index and "| round1 | 2 | 2,000 | 1.250 | 75.0% |" in index
+    assert f"| tiny-3 | round1 | `model.safetensors` | `{'ab' * 32}` |" in index and "cdcd" not in index
     assert "tiny (3.6M), minicode: TPF 1.000" in found["claims.md"] and "points +0.0; base % 95.0" in found["claims.md"]
 
 
