@@ -10,12 +10,15 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
+from jacobi_core.decoding.batch import BatchForward
 from jacobi_core.decoding.batch_axis import BatchAxisForward, takes_masks
 from jacobi_core.decoding.cache import CachedForward, Request, context_length
 from jacobi_core.decoding.config import DecodingConfig
 from jacobi_core.decoding.latency import LatencyCurve, measure_latency, powers_of_two, tokens_held
 from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.static_forward import StaticForward, widths_for
+
+BATCH_CONTEXT, BATCH_LIMIT = 16, 0.2  # tokens that each text holds, so that reading them is quick; seconds of a forward
 
 
 class Forward(Protocol):
@@ -54,15 +57,31 @@ def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pa
     own setting have taught."""
     if not config.auto:
         return None
-    widths = powers_of_two(config.block_size * config.chains * rows)
-    if (limit := context_length(model)) is not None:  # a table of positions ends there; the curve goes on as a line
-        widths = [w for w in widths if w == 1 or w + tokens_held(widths) <= limit]
+    widths = _measurable(model, config.block_size * config.chains)
     where = (len(widths), rows, model.device, model.dtype, model.config._attn_implementation)
     curves = _CURVES.setdefault(model, {})
-    if where not in curves:
+    if where not in curves and rows > 1:
+        curves[where] = batch_latency(model, rows, config.block_size * config.chains)
+    elif where not in curves:
         forward = forward_for(model, config, tokens_held(widths))
         if isinstance(forward, StaticForward):
             forward = StaticForward(model, capacity=tokens_held(widths), widths=widths)
         curves[where] = measure_latency(forward, widths)
     setting = astuple(replace(config, seed=0, max_new_tokens=1))  # neither tells how well drafts do
     return _PACES.setdefault(model, {}).setdefault((where, setting), Pace(curves[where], rows=rows))
+
+
+def batch_latency(model: PreTrainedModel, rows: int, widest: int) -> LatencyCurve:
+    """Of forwards over `rows` texts, by the tokens that each of them feeds: 1, 2, 4, ... up to `widest` or until one takes BATCH_LIMIT."""
+    return measure_latency(BatchForward(model, rows), _measurable(model, widest), context=BATCH_CONTEXT, rows=rows, limit=BATCH_LIMIT)
+
+
+def held_in_batch(widest: int) -> int:
+    """Most tokens of each text that `batch_latency` keeps room for."""
+    return tokens_held(powers_of_two(widest), context=BATCH_CONTEXT) + widest
+
+
+def _measurable(model: PreTrainedModel, widest: int) -> list[int]:
+    """Powers of two that fit the model's context behind what measuring leaves there: a table of positions ends, the curve goes on as a line."""
+    widths, limit = powers_of_two(widest), context_length(model)
+    return [w for w in widths if limit is None or w == 1 or w + tokens_held(widths) <= limit]

@@ -57,7 +57,8 @@ def tokens_held(widths: Sequence[int], *, context: int = CONTEXT) -> int:
 def measure_latency(forward: Forward, widths: Sequence[int], *, context: int = CONTEXT, rows: int = 1, limit: float | None = None) -> LatencyCurve:
     """Feed every width REPEATS times behind `context` tokens; the quickest counts, since only a disturbance makes one slower.
 
-    rows: texts side by side, which the forward must take. limit: seconds; no width is tried beyond the first that takes longer.
+    rows: texts side by side, which the forward must take. limit: seconds; no width is tried beyond the first that takes longer, but always
+    two, since from one nothing can be said about any other.
     """
     forward.logits_of([([0] * context, [[]])] * rows)
     forward.keep([(0, 0)] * rows)
@@ -75,7 +76,7 @@ def measure_latency(forward: Forward, widths: Sequence[int], *, context: int = C
     seconds: list[float] = []
     for width in widths:
         seconds.append(max(best([[0] * (width - 1)]), seconds[-1] if seconds else 0.0))
-        if limit is not None and seconds[-1] > limit:
+        if limit is not None and seconds[-1] > limit and len(seconds) > 1:
             break
     widest = widths[len(seconds) - 1]
     beside = best([[0] * (widest - 2), [0]]) - seconds[-1] if widest > 1 else 0.0

@@ -80,8 +80,8 @@ class Pace:
     """Cuts proposals for texts that are decoded together, and for those after them: what it has learnt about a model it keeps."""
 
     def __init__(self, latency: LatencyCurve, *, rows: int = 1) -> None:
-        """rows: texts in one forward, each of which feeds about as much."""
-        self._latency, self.rows = latency, rows
+        """rows: texts in one forward. latency: of such forwards, by the tokens that each of them feeds."""
+        self.latency, self.rows = latency, rows
         self._widths = Widths()
         self._sources: defaultdict[str, Acceptance] = defaultdict(Acceptance)
 
@@ -120,7 +120,7 @@ class Pace:
                 self._sources[chain.source].observe(count, len(chain.tokens))
 
     def _seconds(self, fed: int, *, chains: int = 1) -> float:
-        return self._latency.at(self.rows * fed) + (self._latency.beside if chains > 1 else 0.0)
+        return self.latency.at(fed) + (self.latency.beside if chains > 1 else 0.0)
 
 
 def _gains(survivals: Sequence[float], failing: Sequence[float]) -> list[tuple[int, float]]:

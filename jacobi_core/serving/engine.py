@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 from jacobi_core.decoding.batch import BatchForward
-from jacobi_core.decoding.cache import CachedForward, context_length
 from jacobi_core.decoding.config import DecodingConfig
+from jacobi_core.decoding.forwards import batch_latency, held_in_batch
 from jacobi_core.decoding.generate import NOT_FINITE, Row, check_context, step
-from jacobi_core.decoding.latency import LatencyCurve, measure_latency, powers_of_two, tokens_held
+from jacobi_core.decoding.latency import LatencyCurve
 from jacobi_core.decoding.pace import Pace
 from jacobi_core.decoding.stats import DecodingStats
 from jacobi_core.decoding.tokens import TokenRules
@@ -27,7 +27,7 @@ from jacobi_core.serving.admission import Limits, Need
 
 log = logging.getLogger(__name__)
 FAILED = "failed"  # reason of a text that an error in the decoder has ended
-WIDEST_MEASURED, LONGEST_MEASURED = 256, 0.2  # tokens, and seconds of a forward: beyond them the latency curve goes on as a line
+WIDEST_MEASURED = 256  # tokens of all texts together: beyond them a latency curve goes on as a line
 MOST_PACES = 64  # settings whose acceptance is remembered: requests choose them, so their number is theirs
 
 
@@ -65,7 +65,7 @@ class Engine:
         self._running: list[_Job] = []
         self._cancelled: set[int] = set()
         self._forward = BatchForward(model)
-        self._curve: LatencyCurve | None = None
+        self._curves: dict[int, LatencyCurve] = {}  # by texts in a forward, a power of two
         self._paces: OrderedDict[tuple, Pace] = OrderedDict()
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
 
@@ -84,9 +84,9 @@ class Engine:
         return rows * columns
 
     def warm_up(self, config: DecodingConfig) -> None:
-        """Spend before the first request what is spent once: kernels, and the latency curve where drafts are adaptive."""
+        """Spend before the first request what is spent once: kernels, and latency curves where drafts are adaptive."""
         if config.auto:
-            self._pace_of(config)
+            self._curve_of(self.limits.rows)
         self.submit([min(i for i in range(self._vocabulary) if i not in self.rules.eos_ids)], replace(config, max_new_tokens=2))
         while self._waiting or self._running:
             self.step()
@@ -125,7 +125,7 @@ class Engine:
                 return []
             for job in self._running:
                 if job.pace is not None:
-                    job.pace.rows = len(self._running)
+                    job.pace.rows, job.pace.latency = len(self._running), self._curve_of(len(self._running))
             step(self._forward, [job.row for job in self._running])
         except Exception:
             log.exception("decoding failed; the %d texts in flight end here", len(self._running))
@@ -176,16 +176,22 @@ class Engine:
         return {job.id for job in new}
 
     def _pace_of(self, config: DecodingConfig) -> Pace:
-        """What is known about this setting's drafts. One latency curve, measured once: a forward over rows costs about what one over as many
-        tokens of a single text does, so drafts shrink as more texts share the machine."""
-        if self._curve is None:
-            widths = powers_of_two(WIDEST_MEASURED)
-            if (limit := context_length(self.model)) is not None:
-                widths = [w for w in widths if w == 1 or w + tokens_held(widths) <= limit]
-            self._curve = measure_latency(CachedForward(self.model), widths, limit=LONGEST_MEASURED)
+        """What is known about this setting's drafts."""
         setting = astuple(replace(config, seed=0, max_new_tokens=1))
-        pace = self._paces.pop(setting, None) or Pace(self._curve)
+        pace = self._paces.pop(setting, None) or Pace(self._curve_of(1))
         self._paces[setting] = pace
         if len(self._paces) > MOST_PACES:
             self._paces.popitem(last=False)
         return pace
+
+    def _curve_of(self, rows: int) -> LatencyCurve:
+        """Of forwards over so many texts, to the next power of two: drafts shrink as more texts share the machine. It and those of fewer texts
+        are measured once, as far as KV memory has room for so many."""
+        power = 1 << (rows - 1).bit_length()
+        while power not in self._curves:
+            texts = 2 * max(self._curves, default=0) or 1
+            widest = max(WIDEST_MEASURED // texts, 2)
+            if self._curves and texts * held_in_batch(widest) > self.limits.kv_tokens:
+                return self._curves[max(self._curves)]
+            self._curves[texts] = batch_latency(self.model, texts, widest)
+        return self._curves[power]

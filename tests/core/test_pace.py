@@ -79,15 +79,23 @@ def test_a_source_that_never_wins_is_left_out_beside_one_that_does():
 
 
 def test_more_rows_make_a_token_dearer():
-    curve = LatencyCurve((1, 64, 65, 512), (1.0, 1.0, 2.0, 8.0))  # flat up to 64 tokens: eight rows fill that with 8 each
-    alone, together = Pace(curve), Pace(curve, rows=8)
+    """By the curve of so many; one is measured for each number of them."""
+    alone = Pace(LatencyCurve((1, 64, 65, 512), (1.0, 1.0, 2.0, 8.0)))  # flat up to 64 tokens: eight rows fill that with 8 each
+    together = Pace(LatencyCurve((1, 8, 64), (1.0, 1.0, 8.0)), rows=8)
     assert len(alone.cut([main(63)])[0].tokens) == 63
     assert len(together.cut([main(63)])[0].tokens) == 7
 
 
+def test_a_batchs_curve_is_by_each_texts_tokens_and_ends_where_it_gets_slow(monkeypatch):
+    curve = forwards.batch_latency(tiny_model(seed=7), 8, 16)
+    assert curve.tokens == (1, 2, 4, 8, 16) and list(curve.seconds) == sorted(curve.seconds)
+    monkeypatch.setattr(forwards, "BATCH_LIMIT", 0.0)
+    assert forwards.batch_latency(tiny_model(seed=7), 8, 16).tokens == (1, 2)  # two at least: from one nothing can be said about any other
+
+
 def test_the_curve_is_measured_once_per_model(monkeypatch):
     model, calls = tiny_model(seed=7), []
-    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: calls.append(widths) or measure_latency(forward, widths))
+    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths, **more: calls.append(widths) or measure_latency(forward, widths, **more))
     config = DecodingConfig(method=Method.running_window, block_size=20, auto=True)
     pace = forwards.pace_of(model, config)
     assert forwards.pace_of(model, replace(config, max_new_tokens=7, seed=1)) is pace
@@ -102,7 +110,7 @@ def test_the_curve_is_measured_once_per_model(monkeypatch):
 def test_what_one_setting_has_taught_another_does_not_know(monkeypatch):
     """Else what comes second in a search is judged by what came first, and differs from the same setting alone."""
     model, dear = tiny_model(seed=7), LatencyCurve((1, 65), (1.0, 9.0))
-    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: dear)
+    monkeypatch.setattr(forwards, "measure_latency", lambda *_, **__: dear)
     config = DecodingConfig(method=Method.running_window, block_size=64, auto=True)
     fresh = len(Pace(dear).cut([main(63)])[0].tokens)
     seen(forwards.pace_of(model, config), main(63), 0)
@@ -126,7 +134,7 @@ def test_a_measured_curve_never_falls(static):
 def test_the_text_is_ars_whatever_the_machine(monkeypatch, curve):
     model = tiny_model(seed=2, initializer_range=0.1)
     rules = tiny_rules(model, eos_ids=(10,))
-    monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths: curve)
+    monkeypatch.setattr(forwards, "measure_latency", lambda *_, **__: curve)
     config = DecodingConfig(method=Method.mr, block_size=8, max_new_tokens=40, ngram=True, drafts=2, auto=True)
     prompts = random_prompts(4, seed=3)
     together = generate_batch(model, prompts, config, rules=rules)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jacobi_core.decoding.config import DecodingConfig, Method
 from jacobi_core.decoding.generate import NOT_FINITE, generate
 from jacobi_core.decoding.latency import LatencyCurve
+from jacobi_core.serving import engine as engine_module
 from jacobi_core.serving.admission import Limits, Need
 from jacobi_core.serving.answer_text import AnswerText
 from jacobi_core.serving.engine import FAILED, Engine
@@ -45,7 +46,7 @@ def test_every_answer_is_its_run_alone_whoever_joins_leaves_or_is_cancelled(data
     model = MODELS[family]
     rules, limits = tiny_rules(model, eos_ids=(10, 20)), Limits(rows, kv_tokens, prefill_tokens=data.draw(st.sampled_from([1, 20, 500])))
     engine = Engine(model, rules, limits)
-    engine._curve = LatencyCurve((1, 2, 64), (1.0, 1.01, 2.0))
+    engine._curves = dict.fromkeys((1, 2, 4, 8), LatencyCurve((1, 2, 64), (1.0, 1.01, 2.0)))
     asked, said, ended, cancelled, began = {}, {}, {}, set(), []
 
     def iterate():
@@ -188,12 +189,32 @@ def test_adaptive_drafts_shrink_where_many_share_the_machine():
 
     def fed(rows: int) -> float:
         engine = Engine(model, rules, Limits(rows=rows, kv_tokens=100_000))
-        engine._curve = LatencyCurve((1, 16, 32), (1.0, 1.1, 2.0))  # free up to 16 tokens, then dear
+        engine._curves = {texts: LatencyCurve((1, 16 // texts + 1), (1.0, 1.1)) for texts in (1, 2, 4, 8, 16)}  # free up to 16 tokens of all
         jobs = [engine.submit(p, config) for p in random_prompts(rows, seed=3)]
         stats = [run(engine)[job][-1].stats for job in jobs[:1]]
         return sum(stats[0].fed_per_forward[1:]) / (stats[0].forwards - 1)
 
     assert fed(1) > 2 * fed(16)
+
+
+def test_curves_of_as_many_texts_as_there_may_be_are_measured_before_the_first_request(monkeypatch):
+    measured = []
+    monkeypatch.setattr(
+        engine_module, "batch_latency", lambda model, rows, widest: measured.append((rows, widest)) or LatencyCurve((1, 2), (1.0, 2.0))
+    )
+    model = MODELS["llama"]
+    auto = replace(WINDOW, auto=True)
+    engine = Engine(model, tiny_rules(model), Limits(rows=50, kv_tokens=100_000))
+    engine.warm_up(auto)
+    assert measured == [(1, 256), (2, 128), (4, 64), (8, 32), (16, 16), (32, 8), (64, 4)]
+    for prompt in random_prompts(9, seed=3):
+        engine.submit(prompt, auto)
+    run(engine)
+    assert len(measured) == 7
+    measured.clear()
+    small = Engine(model, tiny_rules(model), Limits(rows=50, kv_tokens=500))  # no room for more than four
+    small.warm_up(auto)
+    assert [rows for rows, _ in measured] == [1, 2, 4] and small._curve_of(50) is small._curve_of(4)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
