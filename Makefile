@@ -29,8 +29,9 @@ dashboard: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Files of tests side by side; on many cores no more than four, for memory
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -38,7 +38,7 @@ class MeasureLatencyConfig:
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 16])  # texts
     contexts: list[int] = field(default_factory=lambda: [128, 1024])  # tokens in the cache; those the model cannot hold are left out
     free_ratio: float = 1.1  # tokens are free as long as they take at most so many times as long as one
-    limit_s: float = 1.0  # no wider forward is tried after one that took longer
+    limit_s: float = 1.0  # no wider forward is tried after one that took longer, but always two
     dtype: str = "float32"
     cache: str | None = field(default=None, metadata=NOT_HASHED)  # folder of earlier measurements; none: measure
 
