@@ -93,6 +93,14 @@ def test_a_batchs_curve_is_by_each_texts_tokens_and_ends_where_it_gets_slow(monk
     assert forwards.batch_latency(tiny_model(seed=7), 8, 16).tokens == (1, 2)  # two at least: from one nothing can be said about any other
 
 
+def test_a_slow_width_is_not_fed_as_often():
+    model = tiny_model(seed=7)
+    often, seldom = CachedForward(model), CachedForward(model)
+    measure_latency(often, [1, 2])
+    measure_latency(seldom, [1, 2], limit=0.0)
+    assert (often.length, seldom.length) == (tokens_held([1, 2]), tokens_held([1, 2]) - 9)  # five and two forwards of each, and of both in chains
+
+
 def test_the_curve_is_measured_once_per_model(monkeypatch):
     model, calls = tiny_model(seed=7), []
     monkeypatch.setattr(forwards, "measure_latency", lambda forward, widths, **more: calls.append(widths) or measure_latency(forward, widths, **more))
