@@ -12,6 +12,7 @@ import matplotlib
 import plotly.graph_objects as go
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from dashboards.figures.style import GRID
 
@@ -60,7 +61,9 @@ def _axes(axes: Any, layout: go.Layout) -> None:
     if layout.xaxis.type == "log":
         axes.set_xscale("log")
         axes.minorticks_off()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a decade alone would have one tick
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     if layout.xaxis.tickvals is not None:
         axes.set_xticks(layout.xaxis.tickvals, layout.xaxis.ticktext)
     if layout.yaxis.rangemode == "tozero":
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # the highest marker whole

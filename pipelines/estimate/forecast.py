@@ -88,7 +88,7 @@ def forecast(config: PipelineConfig, planned: Sequence[PlannedStage], *, root: P
     shape, shape_from = _shape(config)
     records = list(_records(root))
     texts, texts_from = _texts(config, planned, manifests)
-    rates = _rates(records, root, shape)
+    rates = _rates(records, root, shape, gpus=gpus)
     latency = _latency(root, shape)
     estimator = Estimator(
         shape=shape,
@@ -240,14 +240,14 @@ def _records(root: Path) -> Iterator[Mapping[str, Any]]:
     return iter(sorted((r for r in found if isinstance(r, dict) and "started" in r), key=lambda r: r["started"]))
 
 
-def _rates(records: Sequence[Mapping[str, Any]], root: Path, shape: ModelShape | None) -> dict[tuple[str, int | None], float]:
-    """Seconds per token of the newest stage of each kind that ran on a model of these sizes, on whatever cluster it had."""
+def _rates(records: Sequence[Mapping[str, Any]], root: Path, shape: ModelShape | None, *, gpus: bool) -> dict[tuple[str, int | None], float]:
+    """Seconds per token of the newest stage of each kind that ran on a model of these sizes, with GPUs or without as asked, on whatever cluster."""
     rates: dict[tuple[str, int | None], float] = {}
     folders = {r.get("fingerprint"): root / f"{r.get('kind')}-{r.get('fingerprint')}" for r in records}
     for r in records:
         tokens = r["metrics"].get({"trajectories": "answer_tokens", "distill": "train_tokens"}.get(r.get("kind"), ""))
         model = folders.get(r.get("upstream", {}).get("model"))
-        if not tokens or model is None or shape is None:
+        if not tokens or model is None or shape is None or r.get("gpus", False) != gpus:
             continue
         try:
             its = shape_of(json.loads((model / "config.json").read_text(encoding="utf-8")))

@@ -260,6 +260,7 @@ class _Execution:
                 seconds=round(seconds, 3),
                 mlflow_run_id=run_id,
                 git_sha=git_sha(),
+                gpus=context.cluster.gpus_per_worker > 0,
             )
             manifest = self.store.commit(planned.folder, manifest)
             self.tracker.log_lineage(planned, manifest, run_id=run_id, folder=self.store.address(planned.folder, manifest))

@@ -35,6 +35,7 @@ class Manifest:
     git_sha: str | None
     files: Mapping[str, int] = field(default_factory=dict)  # path below the folder -> bytes; filled in by `Store.commit`
     hashes: Mapping[str, str] = field(default_factory=dict)  # the same paths -> sha256; empty in manifests written before there were any
+    gpus: bool = False  # whether its workers had GPUs; False too in manifests written before that was noted
     place: str | None = None  # on object storage, the folder below the stage's that holds the files
     schema_version: int = MANIFEST_SCHEMA
 

@@ -227,6 +227,12 @@ def test_what_ran_before_is_measured(tmp_path: Path):
     (tmp_path / f"base-{'a' * 16}" / "config.json").write_text(json.dumps(tiny))
     after = figures(config, tmp_path)[1].stages["round1/distill"]
     assert after.measured and after.seconds == pytest.approx(after.tokens * 0.02)
+    with_gpus = built("experiment=smoke", "cluster.gpus_per_worker=1", "estimate.here=false", "estimate.hardware=H100")
+    assert not figures(with_gpus, tmp_path)[1].stages["round1/distill"].measured  # by CPUs
+    (tmp_path / f"distill-{'b' * 16}" / "manifest.json").write_text(json.dumps({**distill, "gpus": True}))
+    assert figures(with_gpus, tmp_path)[1].stages["round1/distill"].measured
+    assert not figures(config, tmp_path)[1].stages["round1/distill"].measured
+    (tmp_path / f"distill-{'b' * 16}" / "manifest.json").write_text(json.dumps(distill))
     (tmp_path / f"base-{'a' * 16}" / "config.json").write_text(json.dumps({**tiny, "hidden_size": 64}))
     assert not figures(config, tmp_path)[1].stages["round1/distill"].measured  # of another model
 
