@@ -57,11 +57,12 @@ def pace_of(model: PreTrainedModel, config: DecodingConfig, rows: int = 1) -> Pa
     own setting have taught."""
     if not config.auto:
         return None
-    widths = _measurable(model, config.block_size * config.chains)
+    widest = config.block_size * config.chains
+    widths = _measurable(model, widest)
     where = (len(widths), rows, model.device, model.dtype, model.config._attn_implementation)
     curves = _CURVES.setdefault(model, {})
     if where not in curves and rows > 1:
-        curves[where] = batch_latency(model, rows, config.block_size * config.chains)
+        curves[where] = batch_latency(model, rows, widest)
     elif where not in curves:
         forward = forward_for(model, config, tokens_held(widths))
         if isinstance(forward, StaticForward):
