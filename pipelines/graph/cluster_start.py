@@ -10,6 +10,7 @@ from pipelines.config.schema import PipelineConfig
 from pipelines.graph.dag import PlannedStage
 from pipelines.graph.room import as_ray_work
 from tasks.cluster_checks import check_cluster, check_own_gpus, gpus_here
+from tasks.machine import multiplies_bfloat16
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 def check_before_the_first_stage(config: PipelineConfig, planned: Sequence[PlannedStage]) -> None:
     """Raises UserError, one line per mistake. Starts no Ray for a run that is cached or that this process does alone."""
     to_run = [p.stage.needs for p in planned if not p.cached]
+    if to_run:
+        _warn_of_slow_products(config)
     if not as_ray_work(config.cluster, to_run) and not any(needs.spread for needs in to_run):
         return
     if config.cluster.address is None:
@@ -30,3 +33,17 @@ def check_before_the_first_stage(config: PipelineConfig, planned: Sequence[Plann
     kinds = {config.noise_schedule, *(r.noise_schedule for r in config.rounds if r.noise_schedule)}
     modules = [kind.partition(":")[0] if ":" in kind else kind.rpartition(".")[0] for kind in sorted(kinds) if is_own(kind)]
     check_cluster(config.cluster, folder=folder, setting="paths.work" if on_objects else "paths.store", modules=modules)
+
+
+def _warn_of_slow_products(config: PipelineConfig) -> None:
+    """Where the workers are this machine's processors and cannot multiply what they are asked to."""
+    if config.cluster.address is not None or config.cluster.gpus_per_worker or multiplies_bfloat16() is not False:
+        return
+    asked = {
+        "model.pretrain.compute_dtype": None if config.model.path else config.model.pretrain.compute_dtype,
+        "trajectories.dtype": config.trajectories.dtype,
+        "distill.compute_dtype": config.distill.compute_dtype,
+        "evaluate.dtype": config.evaluate.dtype,
+    }
+    if slow := [name for name, dtype in asked.items() if dtype == "bfloat16"]:
+        log.warning("%s: this processor has no instructions for bfloat16 (amx_bf16, avx512_bf16), so float32 is faster here", ", ".join(slow))
