@@ -17,6 +17,7 @@ from dashboards.verdicts import spread
 
 POSITIONS = (1, 2, 4, 8, 16, 32, 64)
 _SPREAD = "Several runs of a group differ in their seed: mean and, in brackets, range over them."
+_METHODS = "MR and multi block work on fixed blocks; recycling, like running window, on a block that moves on with every accepted token."
 _ACCEPTED = "Share of forwards that accept at least k draft tokens, last round."
 
 
@@ -77,7 +78,7 @@ def ladder_markdown(rows: pd.DataFrame, runs: Mapping[str, Run], sweeps: Mapping
     parts = [
         "# Runs",
         "What they say about the paper's claims: [claims](claims.md).",
-        f"{LEGEND} {_SPREAD} Tokens and minutes: of all distillation since the base.",
+        f"{LEGEND} {_METHODS} {_SPREAD} Tokens and minutes: of all distillation since the base.",
     ]
     for group, of_group in rows[rows["batch_size"] == 1].groupby("group", sort=False) if len(rows) else ():
         members = {name: run for name, run in runs.items() if name in set(of_group["run"])}
