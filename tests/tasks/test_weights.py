@@ -190,4 +190,6 @@ def test_large_weights_are_written_in_shards(tmp_path, monkeypatch):
     write_weights(tmp_path / "weights", state, source_model_folder=tmp_path / "base", config=FULL, trust_remote_code=False)
     index = json.loads((tmp_path / "weights" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(state) and len(set(index["weight_map"].values())) > 1
-    assert torch.equal(load_model(tmp_path / "weights", dtype="float64")(IDS).logits, model(IDS).logits)
+    read = load_model(tmp_path / "weights", dtype="float64").state_dict()
+    # not their products: where a tensor lies in memory may change the last bit of those
+    assert read.keys() == model.state_dict().keys() and all(torch.equal(read[name], weight) for name, weight in model.state_dict().items())
