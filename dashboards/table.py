@@ -195,4 +195,5 @@ def timed_on(machines: Sequence[Mapping[str, Any]]) -> list[str]:
 def _machine(machine: Mapping[str, Any]) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     where = f"{machine['cpu']}, {machine['cores']} cores, {gpus}"
-    return f"{where} (device {machine['device']}, {machine['torch_threads']} threads, torch {machine['torch']})"
+    threads = f"{machine['torch_threads']} threads{' asleep while they wait' if machine.get('threads_sleep') else ''}"
+    return f"{where} (device {machine['device']}, {threads}, torch {machine['torch']})"

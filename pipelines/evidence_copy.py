@@ -198,7 +198,8 @@ def _flat(entry: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 def _timed(entry: Mapping[str, Any]) -> dict[str, Any]:
     machine = entry["machine"]
-    return {"models": [str(model) for model in entry["models"]], "machine": _flat(machine, MACHINE) | {"gpus": [str(gpu) for gpu in machine["gpus"]]}}
+    others = _flat(machine, tuple(name for name in ("threads_sleep",) if name in machine)) | {"gpus": [str(gpu) for gpu in machine["gpus"]]}
+    return {"models": [str(model) for model in entry["models"]], "machine": _flat(machine, MACHINE) | others}
 
 
 def _plain(value: Any) -> Any:

@@ -80,6 +80,7 @@ def machine_identity() -> dict[str, Any]:
     """What tells this machine from another, and what it computes with, without importing torch: for the fingerprint of what was measured on it.
 
     device: the one that will be used, as far as it shows without asking torch. torch_threads: as set for this process, None for torch's choice.
+    threads_sleep: there only where they do.
     """
     from tasks.machine import cpu_model, gpu_names
 
@@ -96,7 +97,14 @@ def machine_identity() -> dict[str, Any]:
         "torch_threads": os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"),
         "device": "cuda" if names and not hidden and not torch.endswith("+cpu") else "cpu",
         "visible_gpus": visible if names else None,
+        **_asleep(),
     }
+
+
+def _asleep() -> dict[str, bool]:
+    from tasks.machine import threads_sleep
+
+    return {"threads_sleep": True} if threads_sleep() else {}
 
 
 def _without_names(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +120,7 @@ def _kept(config: MeasureLatencyConfig, subject: Mapping[str, Any]) -> Path | No
     import torch
 
     asked = [config.tokens, config.batch_sizes, config.contexts, config.free_ratio, config.limit_s]
-    machine = {k: subject["hardware"][k] for k in ("cpu", "cores", "gpus", "torch_threads")}
+    machine = {k: subject["hardware"][k] for k in ("cpu", "cores", "gpus", "torch_threads")} | _asleep()
     key = json.dumps([SCHEMA_VERSION, {**subject, "hardware": machine}, asked, torch.__version__], sort_keys=True)
     return Path(config.cache, f"latency-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 

@@ -10,7 +10,7 @@ from pipelines.config.schema import PipelineConfig
 from pipelines.graph.dag import PlannedStage
 from pipelines.graph.room import as_ray_work
 from tasks.cluster_checks import check_cluster, check_own_gpus, gpus_here
-from tasks.machine import multiplies_bfloat16
+from tasks.machine import multiplies_bfloat16, threads_sleep
 
 log = logging.getLogger(__name__)
 
@@ -20,12 +20,14 @@ def check_before_the_first_stage(config: PipelineConfig, planned: Sequence[Plann
     to_run = [p.stage.needs for p in planned if not p.cached]
     if to_run:
         _warn_of_slow_products(config)
+    timed = [p.stage.id for p in planned if not p.cached and p.stage.needs.alone]
+    if timed and not config.cluster.gpus_per_worker and threads_sleep():
+        log.warning("%s: timed while OMP_WAIT_POLICY=PASSIVE makes forwards over several tokens slower; unset it", ", ".join(timed))
     if not as_ray_work(config.cluster, to_run) and not any(needs.spread for needs in to_run):
         return
     if config.cluster.address is None:
         check_own_gpus(config.cluster)
         return
-    timed = [p.stage.id for p in planned if not p.cached and p.stage.needs.alone]
     if timed and config.cluster.gpus_per_worker and gpus_here() == 0:
         log.warning("%s: timed on this machine, which has no GPU; start the command on one that has (docs/cluster.md)", ", ".join(timed))
     folder = planned[0].folder.parent

@@ -53,6 +53,30 @@ def test_and_else_nothing_is_said(monkeypatch, said: pytest.LogCaptureFixture, o
 
 
 @pytest.mark.parametrize(
+    ("policy", "alone", "gpus", "warned"),
+    [
+        ("PASSIVE", True, 0, True),
+        ("passive", True, 0, True),
+        ("ACTIVE", True, 0, False),
+        (None, True, 0, False),
+        ("PASSIVE", False, 0, False),
+        ("PASSIVE", True, 1, False),
+    ],
+)
+def test_timing_with_threads_that_sleep_is_said(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture, policy: str | None, alone: bool, gpus: int, warned: bool
+):
+    monkeypatch.setattr(cluster_start, "as_ray_work", lambda *asked: False)
+    if policy is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    stage = SimpleNamespace(id="base/speed", needs=Needs(alone=alone))
+    check_before_the_first_stage(built(f"cluster.gpus_per_worker={gpus}"), [SimpleNamespace(stage=stage, cached=False)])
+    assert ["base/speed: timed while OMP_WAIT_POLICY=PASSIVE" in message for message in said.messages] == [True] * warned
+
+
+@pytest.mark.parametrize(
     ("text", "able"),
     [
         ("model name : x\nflags\t\t: fpu avx2 amx_bf16 amx_tile\n", True),

@@ -97,10 +97,13 @@ def test_threads_torch_and_device_are_part_of_the_machine(monkeypatch):
     import torch
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # of the tests' own
     found = machine_identity()
     assert found["torch"] == torch.__version__ and found["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert machine_identity() == {**found, "torch_threads": "2"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert machine_identity() == {**found, "torch_threads": "2", "threads_sleep": True}
 
 
 def test_free_tokens_and_knee():
