@@ -198,8 +198,8 @@ def _flat(entry: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 def _timed(entry: Mapping[str, Any]) -> dict[str, Any]:
     machine = entry["machine"]
-    others = _flat(machine, tuple(name for name in ("threads_sleep",) if name in machine)) | {"gpus": [str(gpu) for gpu in machine["gpus"]]}
-    return {"models": [str(model) for model in entry["models"]], "machine": _flat(machine, MACHINE) | others}
+    names = (*MACHINE, "threads_sleep") if "threads_sleep" in machine else MACHINE
+    return {"models": [str(model) for model in entry["models"]], "machine": _flat(machine, names) | {"gpus": [str(gpu) for gpu in machine["gpus"]]}}
 
 
 def _plain(value: Any) -> Any:

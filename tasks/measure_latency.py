@@ -102,6 +102,7 @@ def machine_identity() -> dict[str, Any]:
 
 
 def _asleep() -> dict[str, bool]:
+    """Named only where it is so: what was measured before anybody asked keeps its fingerprint."""
     from tasks.machine import threads_sleep
 
     return {"threads_sleep": True} if threads_sleep() else {}

@@ -12,7 +12,7 @@ import pytest
 from jacobi_core.decoding.latency import LatencyCurve
 from tasks import artifacts
 from tasks.machine import hardware
-from tasks.measure_latency import MeasureLatencyConfig, machine_identity, run
+from tasks.measure_latency import MeasureLatencyConfig, _kept, machine_identity, run
 from tasks.stage import StageContext
 from tests.tasks.tiny_stage import CONTEXT_LENGTH
 
@@ -104,6 +104,14 @@ def test_threads_torch_and_device_are_part_of_the_machine(monkeypatch):
     assert machine_identity() == {**found, "torch_threads": "2"}
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert machine_identity() == {**found, "torch_threads": "2", "threads_sleep": True}
+
+
+def test_a_curve_of_sleeping_threads_is_kept_apart(monkeypatch, tmp_path):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    config, subject = MeasureLatencyConfig(cache=str(tmp_path)), {"hardware": hardware()}
+    awake = _kept(config, subject)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert awake.parent == _kept(config, subject).parent and awake != _kept(config, subject)
 
 
 def test_free_tokens_and_knee():
