@@ -6,6 +6,7 @@ Importing this module for its config is light: torch and transformers are import
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class PretrainConfig:
     learning_rate: float = 1.5e-3
     warmup: int = 40  # steps
     weight_decay: float = 0.05
+    short_first: int = 0  # short minicode problems, each seen once before the prompts' own: copying constants is learnt from them far sooner
     prompt_loss: bool = False  # also learn to predict the prompt, whose words are mostly drawn at random
     compute_dtype: str = "float32"  # of matrix products; bfloat16 is faster where the CPU multiplies it itself (amx_bf16), slower elsewhere
     seed: int = 0
@@ -47,6 +49,8 @@ class PretrainConfig:
         for name in ("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "max_positions", "steps", "batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.short_first < self.steps * self.batch_size:
+            raise ValueError(f"short_first: must lie between 0 and the {self.steps * self.batch_size} rows of all steps, got {self.short_first}")
         if self.hidden_size % (2 * self.heads) or self.heads % self.kv_heads:
             raise ValueError(f"heads: {self.heads} must split hidden_size {self.hidden_size} into even widths and be a multiple of kv_heads")
 
@@ -107,30 +111,40 @@ def batches(
 
 
 def pretrain(
-    examples: Sequence[tuple[list[int], list[int]]], *, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig, report: Reporter
+    examples: Sequence[tuple[list[int], list[int]]],
+    *,
+    first: Sequence[tuple[list[int], list[int]]] = (),
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainConfig,
+    report: Reporter,
 ) -> Qwen2ForCausalLM:
     """Train on (prompt ids with the generation prompt, answer ids with <|im_end|>); returns the model in eval mode.
 
-    The same examples, config and thread count give the same weights, bit for bit. Reports `loss` (nats per token), `learning_rate` and
+    `first` are shown once before the examples, within the same steps and learning rate schedule. The same examples, config and thread count give the same weights, bit for bit. Reports `loss` (nats per token), `learning_rate` and
     `tokens` (fed so far, padding excluded). ValueError for no examples or one longer than `max_positions`.
     """
     import torch
 
     if not examples:
         raise ValueError("examples: none to pretrain on")
-    longest = max(len(prompt) + len(answer) for prompt, answer in examples)
+    longest = max(len(prompt) + len(answer) for prompt, answer in itertools.chain(first, examples))
     if longest > config.max_positions:
         raise ValueError(f"max_positions: {config.max_positions} is less than the longest example of {longest} tokens")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        return _train(build_model(tokenizer, config).train(), examples, tokenizer.pad_token_id, config, report)
+        return _train(build_model(tokenizer, config).train(), examples, first, tokenizer.pad_token_id, config, report)
     finally:
         torch.set_num_threads(threads_before)
 
 
 def _train(
-    model: Qwen2ForCausalLM, examples: Sequence[tuple[list[int], list[int]]], padding: int, config: PretrainConfig, report: Reporter
+    model: Qwen2ForCausalLM,
+    examples: Sequence[tuple[list[int], list[int]]],
+    first: Sequence[tuple[list[int], list[int]]],
+    padding: int,
+    config: PretrainConfig,
+    report: Reporter,
 ) -> Qwen2ForCausalLM:
     import torch
     from tqdm import tqdm
@@ -141,7 +155,9 @@ def _train(
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
     scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=config.warmup, num_training_steps=config.steps)
-    stream = batches(examples, batch_size=config.batch_size, padding=padding, prompt_loss=config.prompt_loss, seed=config.seed)
+    settings = {"batch_size": config.batch_size, "padding": padding, "prompt_loss": config.prompt_loss, "seed": config.seed}
+    once = itertools.islice(batches(first, **settings), len(first) // config.batch_size)
+    stream = itertools.chain(once, batches(examples, **settings))
     tokens = 0
     progress = tqdm(range(1, config.steps + 1), desc="pretrain", unit="step", mininterval=5)
     for step in progress:

@@ -41,13 +41,31 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Path], output: Path, conte
 def _pretrain(config: BaseModelConfig, prompts: Path, output: Path, context: StageContext) -> dict[str, float]:
     from jacobi_core.hub import load_tokenizer, save_checkpoint
     from tasks.base_model.pretrain import pretrain
+    from tasks.problem_sets import minicode
 
     train = artifacts.read_prompts(prompts, "train")
     if not all(p.meta.get("solution") for p in train):
         raise UserError("model.path is missing: only prompts with reference solutions (data.source=minicode) can pretrain the tiny base")
     tokenizer = load_tokenizer(prompts / "tokenizer")
     end = tokenizer.convert_ids_to_tokens(tokenizer.eos_token_id)
-    examples = [(p.input_ids, tokenizer(p.meta["solution"] + end, add_special_tokens=False)["input_ids"]) for p in train]
-    model = pretrain(examples, tokenizer=tokenizer, config=config.pretrain, report=context.report)
+
+    def answer(solution: str) -> list[int]:
+        return tokenizer(solution + end, add_special_tokens=False)["input_ids"]
+
+    def question(prompt: str) -> list[int]:
+        return tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)["input_ids"]
+
+    examples = [(p.input_ids, answer(p.meta["solution"])) for p in train]
+    try:
+        short = minicode.generate(split="train", count=config.pretrain.short_first, seed=config.pretrain.seed)
+    except ValueError as error:
+        raise UserError(f"model.pretrain.short_first: {error}") from None
+    model = pretrain(
+        examples,
+        first=[(question(p.prompt), answer(p.solution)) for p in short],
+        tokenizer=tokenizer,
+        config=config.pretrain,
+        report=context.report,
+    )
     save_checkpoint(model, tokenizer, output, generation_config=model.generation_config)
     return {"parameters": model.num_parameters(), "examples": len(examples)}

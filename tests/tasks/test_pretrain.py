@@ -120,7 +120,20 @@ def test_batches_hold_every_example_once_an_epoch_with_little_padding():
         assert bool(((labels == IGNORED) | (labels == input_ids)).all())
 
 
-@pytest.mark.parametrize("changes", [{"heads": 3}, {"steps": 0}, {"max_positions": 10}])
+def test_what_comes_first_is_learnt_from_and_seen_once(tokenizer, examples):
+    """With steps for nothing else the examples do not matter; with more, both do."""
+
+    def weights(examples, first, **changes):
+        return pretrain(examples, first=first, tokenizer=tokenizer, config=tiny(**changes), report=silent_reporter).state_dict()["model.norm.weight"]
+
+    first, some, others = examples[:16], examples[16:32], examples[32:48]
+    alone = weights(some, first, steps=4)
+    assert torch.equal(alone, weights(others, first, steps=4))
+    assert not torch.equal(alone, weights(some, others, steps=4))
+    assert not torch.equal(weights(some, first, steps=5), weights(others, first, steps=5))
+
+
+@pytest.mark.parametrize("changes", [{"heads": 3}, {"steps": 0}, {"max_positions": 10}, {"short_first": -1}, {"short_first": 48}])
 def test_bad_settings_are_named(tokenizer, examples, changes):
     with pytest.raises(ValueError, match=f"^{next(iter(changes))}: "):
         pretrain(examples, tokenizer=tokenizer, config=tiny(**changes), report=silent_reporter)
