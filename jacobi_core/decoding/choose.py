@@ -65,7 +65,7 @@ class Chooser:
         elif self.processors:
             logits = self.processors(None, logits.float() if logits.dtype is not torch.float64 else logits)
         if self.sample:
-            logits = logits + torch.stack([self._gumbel(p, logits.shape[-1]) for p in positions]).to(logits.device)
+            logits = logits + self._gumbel(positions, logits.shape[-1]).to(logits.device)
         return logits
 
     def forget_before(self, position: int) -> None:
@@ -73,10 +73,12 @@ class Chooser:
         for old in [p for p in self._noise if p < position]:
             del self._noise[old]
 
-    def _gumbel(self, position: int, vocabulary: int) -> torch.Tensor:
-        """Standard Gumbel noise of one position, float64 [V]; drawn on the CPU, so that a device cannot change it."""
-        if position not in self._noise:
-            key = int(keyed_hash(self._seed, torch.tensor(self._prompt_id), torch.tensor(position)))
-            uniform = torch.rand(vocabulary, generator=torch.Generator().manual_seed(key), dtype=torch.float64)
-            self._noise[position] = -torch.log(-torch.log(uniform.clamp(min=1e-300)))
-        return self._noise[position]
+    def _gumbel(self, positions: Sequence[int], vocabulary: int) -> torch.Tensor:
+        """Standard Gumbel noise of each position, float64 [k, V]; drawn on the CPU, so that a device cannot change it."""
+        new = [p for p in positions if p not in self._noise]
+        if new:
+            keys = keyed_hash(self._seed, torch.tensor(self._prompt_id), torch.tensor(new)).tolist()
+            for position, key in zip(new, keys, strict=True):
+                uniform = torch.rand(vocabulary, generator=torch.Generator().manual_seed(key), dtype=torch.float64)
+                self._noise[position] = -torch.log(-torch.log(uniform.clamp(min=1e-300)))
+        return torch.stack([self._noise[p] for p in positions])
