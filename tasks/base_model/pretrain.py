@@ -120,8 +120,9 @@ def pretrain(
 ) -> Qwen2ForCausalLM:
     """Train on (prompt ids with the generation prompt, answer ids with <|im_end|>); returns the model in eval mode.
 
-    `first` are shown once before the examples, within the same steps and learning rate schedule. The same examples, config and thread count give the same weights, bit for bit. Reports `loss` (nats per token), `learning_rate` and
-    `tokens` (fed so far, padding excluded). ValueError for no examples or one longer than `max_positions`.
+    `first` are shown once before the examples, within the same steps and learning rate schedule. The same examples, config and thread count
+    give the same weights, bit for bit. Reports `loss` (nats per token), `learning_rate` and `tokens` (fed so far, padding excluded).
+    ValueError for no examples or one longer than `max_positions`.
     """
     import torch
 

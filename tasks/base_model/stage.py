@@ -41,6 +41,7 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Path], output: Path, conte
 def _pretrain(config: BaseModelConfig, prompts: Path, output: Path, context: StageContext) -> dict[str, float]:
     from jacobi_core.hub import load_tokenizer, save_checkpoint
     from tasks.base_model.pretrain import pretrain
+    from tasks.prepare_prompts import template
     from tasks.problem_sets import minicode
 
     train = artifacts.read_prompts(prompts, "train")
@@ -52,9 +53,6 @@ def _pretrain(config: BaseModelConfig, prompts: Path, output: Path, context: Sta
     def answer(solution: str) -> list[int]:
         return tokenizer(solution + end, add_special_tokens=False)["input_ids"]
 
-    def question(prompt: str) -> list[int]:
-        return tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)["input_ids"]
-
     examples = [(p.input_ids, answer(p.meta["solution"])) for p in train]
     try:
         short = minicode.generate(split="train", count=config.pretrain.short_first, seed=config.pretrain.seed)
@@ -62,7 +60,7 @@ def _pretrain(config: BaseModelConfig, prompts: Path, output: Path, context: Sta
         raise UserError(f"model.pretrain.short_first: {error}") from None
     model = pretrain(
         examples,
-        first=[(question(p.prompt), answer(p.solution)) for p in short],
+        first=[(template(tokenizer, [{"role": "user", "content": p.prompt}]), answer(p.solution)) for p in short],
         tokenizer=tokenizer,
         config=config.pretrain,
         report=context.report,

@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tasks.base_model import stage
 from tasks.base_model.pretrain import IGNORED, PretrainConfig, batches, build_model, pretrain
 from tasks.base_model.tokenizer import train_tokenizer
 from tasks.problem_sets.minicode import generate
-from tasks.stage import silent_reporter
+from tasks.stage import StageContext, UserError, silent_reporter
+from tests.tasks.tiny_stage import build_prompts
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,31 @@ def test_what_comes_first_is_learnt_from_and_seen_once(tokenizer, examples):
     assert torch.equal(alone, weights(others, first, steps=4))
     assert not torch.equal(alone, weights(some, others, steps=4))
     assert not torch.equal(weights(some, first, steps=5), weights(others, first, steps=5))
+
+
+def test_the_stage_shows_short_problems_first_as_prompts_are_written(tmp_path, monkeypatch):
+    build_prompts(tmp_path / "prompts")
+    seen = {}
+
+    def spy(examples, *, first, tokenizer, config, report):
+        seen.update(examples=examples, first=first, tokenizer=tokenizer)
+        return pretrain(examples, first=first, tokenizer=tokenizer, config=config, report=report)
+
+    monkeypatch.setattr("tasks.base_model.pretrain.pretrain", spy)
+    config = stage.BaseModelConfig(pretrain=tiny(steps=3, short_first=8))
+    assert stage.run(config, {"prompts": tmp_path / "prompts"}, tmp_path / "base", StageContext())["examples"] == 11
+    texts = [[seen["tokenizer"].decode(part) for part in pair] for pair in (*seen["first"], *seen["examples"])]
+    problems = generate(split="train", count=8, seed=0)
+    assert [pair[0].count(p.prompt) for pair, p in zip(texts, problems, strict=False)] == [1] * 8
+    assert [pair[1] for pair in texts[:8]] == [p.solution + "<|im_end|>" for p in problems]
+    assert len({(pair[0].split("\n")[0], pair[0][-20:]) for pair in texts}) == 1
+
+
+def test_more_short_problems_than_there_are_is_an_error_that_names_the_setting(tmp_path):
+    build_prompts(tmp_path / "prompts")
+    config = stage.BaseModelConfig(pretrain=tiny(steps=100_000, short_first=9000))
+    with pytest.raises(UserError, match=r"^model\.pretrain\.short_first: 9000 .*has 7652"):
+        stage.run(config, {"prompts": tmp_path / "prompts"}, tmp_path / "base", StageContext())
 
 
 @pytest.mark.parametrize("changes", [{"heads": 3}, {"steps": 0}, {"max_positions": 10}, {"short_first": -1}, {"short_first": 48}])
