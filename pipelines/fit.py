@@ -3,7 +3,7 @@
     cap        the 95th percentile of the measured answers and a quarter more, in steps of 32, as far as the model's context reaches
     blocks     16 and then 32, as in the paper; halved until the median answer has at least four blocks of the first round's (two of the second's)
     windows    16 and then 8, as in the paper, but never longer than the median answer in blocks: a longer one never shows high noise.
-               Where the median answer has fewer than eight blocks: window 1 and the random schedule, which learnt several times faster on such
+               Where the first round's would be, i.e. below 16 blocks: window 1 and the random schedule, which learnt several times faster
     rows       the longest prompt and twice the cap, so that no sample is left out
     budget     passes over the data, up to three, until train_tokens packed tokens have been seen in all rounds
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STAGE = "answer_lengths"
 BLOCKS, WINDOWS = (16, 32), (16, 8)  # the paper's, by round
-LEAST_BLOCK, SHORT = 4, 8  # tokens; blocks of the median answer below which window 1 is taken
+LEAST_BLOCK, SHORT = 4, WINDOWS[0]  # tokens; blocks of the median answer below which window 1 is taken
 CAP_STEP, CAP_SHARE, CAP_SPARE = 32, 0.95, 1.25
 MOST_EPOCHS = 3.0
 ASSUMED_ANSWER = 256  # tokens, where nothing has been measured yet
