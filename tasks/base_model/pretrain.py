@@ -37,7 +37,7 @@ class PretrainConfig:
     learning_rate: float = 1.5e-3
     warmup: int = 40  # steps
     weight_decay: float = 0.05
-    short_first: int = 0  # short minicode problems, each seen once before the prompts' own: copying constants is learnt from them far sooner
+    short_first: int = 0  # short minicode problems, one pass over them before the prompts' own: copying constants is learnt from them far sooner
     prompt_loss: bool = False  # also learn to predict the prompt, whose words are mostly drawn at random
     compute_dtype: str = "float32"  # of matrix products; bfloat16 is faster where the CPU multiplies it itself (amx_bf16), slower elsewhere
     seed: int = 0
@@ -120,7 +120,7 @@ def pretrain(
 ) -> Qwen2ForCausalLM:
     """Train on (prompt ids with the generation prompt, answer ids with <|im_end|>); returns the model in eval mode.
 
-    `first` are shown once before the examples, within the same steps and learning rate schedule. The same examples, config and thread count
+    `first` are shown in one pass before the examples, within the same steps and learning rate schedule. The same examples, config and thread count
     give the same weights, bit for bit. Reports `loss` (nats per token), `learning_rate` and `tokens` (fed so far, padding excluded).
     ValueError for no examples or one longer than `max_positions`.
     """
