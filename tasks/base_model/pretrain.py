@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
+Example = tuple[list[int], list[int]]  # prompt ids, answer ids
 IGNORED = -100  # label without a loss
 POOL_BATCHES = 16  # rows are sorted by length within this many batches, so that a batch holds little padding
 
@@ -83,7 +84,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, config: PretrainConfig) -> Q
 
 
 def batches(
-    examples: Sequence[tuple[list[int], list[int]]], *, batch_size: int, padding: int, prompt_loss: bool, seed: int
+    examples: Sequence[Example], *, batch_size: int, padding: int, prompt_loss: bool, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless epochs of (input_ids, labels), both [batch, length], right padded: under a causal mask padding needs no attention mask."""
     import torch
@@ -111,9 +112,9 @@ def batches(
 
 
 def pretrain(
-    examples: Sequence[tuple[list[int], list[int]]],
+    examples: Sequence[Example],
     *,
-    first: Sequence[tuple[list[int], list[int]]] = (),
+    first: Sequence[Example] = (),
     tokenizer: PreTrainedTokenizerBase,
     config: PretrainConfig,
     report: Reporter,
@@ -131,21 +132,19 @@ def pretrain(
     longest = max(len(prompt) + len(answer) for prompt, answer in itertools.chain(first, examples))
     if longest > config.max_positions:
         raise ValueError(f"max_positions: {config.max_positions} is less than the longest example of {longest} tokens")
+    settings = {"batch_size": config.batch_size, "padding": tokenizer.pad_token_id, "prompt_loss": config.prompt_loss, "seed": config.seed}
+    once = itertools.islice(batches(first, **settings), len(first) // config.batch_size)
+    stream = itertools.chain(once, batches(examples, **settings))
     threads_before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        return _train(build_model(tokenizer, config).train(), examples, first, tokenizer.pad_token_id, config, report)
+        return _train(build_model(tokenizer, config).train(), stream, tokenizer.pad_token_id, config, report)
     finally:
         torch.set_num_threads(threads_before)
 
 
 def _train(
-    model: Qwen2ForCausalLM,
-    examples: Sequence[tuple[list[int], list[int]]],
-    first: Sequence[tuple[list[int], list[int]]],
-    padding: int,
-    config: PretrainConfig,
-    report: Reporter,
+    model: Qwen2ForCausalLM, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], padding: int, config: PretrainConfig, report: Reporter
 ) -> Qwen2ForCausalLM:
     import torch
     from tqdm import tqdm
@@ -156,9 +155,6 @@ def _train(
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
     scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=config.warmup, num_training_steps=config.steps)
-    settings = {"batch_size": config.batch_size, "padding": padding, "prompt_loss": config.prompt_loss, "seed": config.seed}
-    once = itertools.islice(batches(first, **settings), len(first) // config.batch_size)
-    stream = itertools.chain(once, batches(examples, **settings))
     tokens = 0
     progress = tqdm(range(1, config.steps + 1), desc="pretrain", unit="step", mininterval=5)
     for step in progress:
